@@ -1,4 +1,4 @@
-"""Stateside: the stream processor as a database, on Spark. ARCHITECTURE.md tells the path of an event."""
+"""Stateside: the stream processor as a database, on Spark. ARCHITECTURE.md follows one event through the packages."""
 
 from stateside.core.layout import Layout
 from stateside.pipeline import sinks, sources

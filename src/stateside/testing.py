@@ -1,10 +1,10 @@
-"""Helpers for tests of applications: a folder with a journal, a run up to a position, a look at a view, crashes.
+"""Test helpers for applications: a folder with a journal, a run up to a position, a query of a view, injected crashes.
 
     def test_spending_adds_up(spark, tmp_path):
         folder = Layout(tmp_path)
         receipt = append(folder, [Event("1", "emma", "order", 0, {"amount_micros": 5}), crash_marker(), …])
         with pytest.raises(PipelineFailed):
-            run_to(app, folder, spark, receipt)        # the marker crashes the batch that reads it, once
+            run_to(app, folder, spark, receipt)        # the marker crashes the first attempt to read its batch
         run_to(app, folder, spark, receipt)
         assert rows(folder, "spending", "emma") == [{"customer": "emma", "total": 5}]
 
@@ -44,14 +44,14 @@ _numbers = count(1)
 
 
 class Crash(OperatingError):
-    """The error that crash markers and crashing sinks raise."""
+    """Raised by crash markers and crashing sinks."""
 
     code = "testing-crash"
 
 
 @contextmanager
 def session(scratch: Path) -> Iterator[SparkSession]:
-    """A Spark session as the runner starts it, stopped afterwards. Starting takes seconds: one is enough for a run."""
+    """A Spark session as the runner starts one, stopped at the end. Starting takes seconds: share one."""
     from stateside.pipeline.session import start_session, stop_session
 
     started = start_session("tests", scratch)
@@ -63,7 +63,7 @@ def session(scratch: Path) -> Iterator[SparkSession]:
 
 @contextmanager
 def temporary_journal(events: Sequence[Event] = ()) -> Iterator[Journal]:
-    """A journal with these events, gone afterwards."""
+    """A journal with the given events, deleted at the end."""
     with TemporaryDirectory(prefix="stateside-test-") as folder:
         with JournalWriter(Path(folder)) as writer:
             writer.append(events)
@@ -77,7 +77,7 @@ def append(layout: Layout, events: Sequence[Event]) -> Position:
 
 
 def crash_marker(time_us: int = 0) -> Event:
-    """An event at which the batch that reads it fails, the first time it is read; it never reaches the view."""
+    """An event whose batch fails on the first read. A crash marker never reaches the view."""
     return Event(f"crash-{next(_numbers)}", "crash", CRASH_TYPE, time_us, {})
 
 
@@ -89,7 +89,7 @@ def run_to(
     *,
     events_per_batch: int = EVENTS_PER_BATCH_MAX,
 ) -> None:
-    """Run the application until it has processed the journal up to a position (its end by default), then stop it.
+    """Run the application up to a position of the journal (by default its end), then stop the application.
 
     Crash markers among the events take effect. PipelineFailed if a view fails.
     """
@@ -101,17 +101,17 @@ def run_to(
 
 
 def answer(layout: Layout, view: str, *key: str) -> ViewAnswer:
-    """What a server would answer now: brings the view's replica up to date with its checkpoint and asks it."""
+    """Follow the view's checkpoint to its newest batch, then answer as a server would."""
     return _ask(layout, view, lambda reader: reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0)))
 
 
 def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
-    """The rows of a view whose key begins with these parts, without their stamp."""
+    """The rows of a view whose key begins with the given parts, without their stamp."""
     return answer(layout, view, *key).rows
 
 
 def rollup(layout: Layout, view: str, columns: Sequence[str], *key: str) -> list[dict[str, Any]]:
-    """The rows of a view's rollup by these columns whose coarser key begins with these parts, without their stamp."""
+    """The rows of a view's rollup by `columns` whose key begins with the given parts, without their stamp."""
     return _ask(layout, view, lambda reader: reader.rollup(columns, key, Floor(wait_ms=0))).rows
 
 
@@ -127,13 +127,12 @@ def _ask(layout: Layout, view: str, question: Callable[[ViewReader], Coroutine[A
 
 
 class CrashingSink:
-    """A sink that fails once, just before or just after it has stored the first rows it is given."""
+    """A sink that fails once, just before or just after storing the first non-empty batch."""
 
     def __init__(self, sink: Sink, when: Literal["before", "after"]) -> None:
         self._sink, self._when, self._crashed = sink, when, False
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Store the rows, unless it is time to crash."""
         crash = bool(rows.num_rows) and not self._crashed
         self._crashed = self._crashed or crash
         if crash and self._when == "before":

@@ -1,4 +1,4 @@
-"""The archive: Delta tables that sealed rows go to, each batch exactly once. See `table`."""
+"""The archive: Delta tables of sealed rows, each batch stored exactly once. See `table`."""
 
 from stateside.archive.table import ArchiveTable, OpenedTable, TableSpec
 

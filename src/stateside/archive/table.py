@@ -1,28 +1,26 @@
-"""One Delta table of the archive.
+"""Archive tables: Delta tables that store each batch exactly once.
 
 How a batch gets in exactly once; a crash between any two steps, followed by a rerun of the same batch, changes nothing:
 
-1. The table is opened, and refused if it is missing or another one than before: a folder that came back empty must
-   hold the batch, not start a second table.
-2. The table's own log is asked for the last batch of this query. If it is this one or a later one: done.
-3. The rows are written as Parquet files, which no reader sees yet. A crash here leaves files that nothing refers to.
-4. One entry in the table's log makes the files visible and notes (query, batch), in one atomic step.
-5. The caller lets Spark commit the batch. A crash before that repeats the batch, which then ends at step 2.
+1. The table is opened, and refused if missing or replaced by another: a folder that came back empty must hold the
+   batch, not start a second table.
+2. The table's own log is asked for the last batch of this query. If the log has this batch or a later one: done.
+3. The rows are written as Parquet files, which no reader sees yet. A crash here leaves unreferenced files.
+4. One entry in the table's log makes the files visible and records (query, batch), in one atomic step.
+5. The caller lets Spark commit the batch. A crash before the commit repeats the batch, which then ends at step 2.
 
-Rows that have a key of their own can be *inserted if absent* instead of appended. Steps 3 and 4 are then one merge:
-rows whose key the table has are left out, the others are written, and the log's entry is refused if another writer's
-rows came in meanwhile that could have the same keys; then it begins again at step 1. So a key stands in the table once,
-even if a new query, with a checkpoint of its own, brings the same rows again.
+Rows with a key of their own can be *inserted if absent* instead of appended. Steps 3 and 4 are then one merge: rows
+whose key is in the table are left out, the others are written, and the log refuses the entry if another writer
+meanwhile committed rows that could have the same keys; the insert then starts again at step 1. So a key is in the table
+once, even if a new query, with a checkpoint of its own, brings the same rows again.
 
-Every row of an archive carries the batch that sealed it (`sealed_batch`): a reader that stands at batch N counts only
-rows up to N.
+Every row of an archive carries its sealing batch (`sealed_batch`): a reader at batch N counts only rows up to N.
 
-One version of a table, for a writer that must look at what is stored before it knows what to store.
-
-Beside its rows a table has *counters*: whole numbers under names, which stand in its log and change only together with
-rows, in one atomic step. Every commit of such a writer sets the same names, and Delta refuses a commit whose names
-another one has set since this version was opened. So what was decided from one version is stored on top of that very
-version, or not at all.
+Optimistic concurrency (`OpenedTable`): a writer that must read the table before deciding what to store works on one
+version. Beside its rows a table has *counters*: integers under names, stored in its log and changed only together with
+rows, in one atomic step. Every commit of such a writer sets the same names, and Delta refuses a commit if another one
+has set any of these names since the version was opened. So a decision taken from one version is stored on top of that
+very version, or not at all.
 """
 
 from __future__ import annotations
@@ -48,36 +46,36 @@ from deltalake.exceptions import (
 from stateside.core.errors import ArchiveInvalid, SinkAway
 from stateside.core.storage import write_atomically
 
-COMMITS_BETWEEN = 50  # after so many commits small files are put together,
-FILE_BYTES = 16 << 20  # up to about this size: larger ones are left as they are
+COMMITS_BETWEEN = 50  # after so many commits small files are compacted,
+FILE_BYTES = 16 << 20  # up to about this size: larger files are left as they are
 
 
-# Whoever looks one customer up reads one group of rows: of a million invoices in one group it would be all of them.
+# A lookup of one customer reads one row group: with a million invoices in one group it would read all of them.
 IN_GROUPS = WriterProperties(max_row_group_size=8_192)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTable:
-    """A version of a table; `ArchiveTable.opened` makes one."""
+    """One version of a table, from `ArchiveTable.opened`."""
 
     table: DeltaTable
     path: Path
     spec: TableSpec
 
     def counter(self, name: str) -> int | None:
-        """The number under this name; None if there is none yet."""
+        """The counter's value; None before it is first set."""
         return self.table.transaction_version(name)
 
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """These columns of the rows that meet a condition. Files that cannot hold such rows are not read."""
-        # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+        """The given columns of the rows that satisfy a predicate. Files without such rows are skipped."""
+        # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
         folder = pafs.SubTreeFileSystem(str(self.path.resolve()), pafs.LocalFileSystem())
         return self.table.to_pyarrow_dataset(filesystem=folder).to_table(columns=list(columns), filter=where)
 
     def store(self, rows: pa.Table, batch: int, counters: Mapping[str, int]) -> None:
-        """Add the rows, and set the counters, in one step.
+        """Add the rows and set the counters in one step.
 
-        SinkAway, and nothing is stored, if another writer came in between or the disk does not take it.
+        SinkAway, and nothing is stored, if another writer committed meanwhile or the disk refuses the write.
         """
         named = [Transaction(app_id=name, version=number) for name, number in counters.items()]
         properties = CommitProperties(app_transactions=named)
@@ -92,7 +90,7 @@ class OpenedTable:
                 "See that one driver runs only: the batch is held, and what it stores found out anew",
             ) from error
         except (SchemaMismatchError, DeltaProtocolError):
-            raise  # would come again
+            raise  # a retry would fail again
         except (DeltaError, OSError) as error:
             raise self._away(
                 f"The table {self.spec.name!r} cannot be written: {error}",
@@ -100,10 +98,10 @@ class OpenedTable:
             ) from error
 
     def tidy(self) -> bool:
-        """Every so many commits, put small files together, which changes no row and no counter; whether it did.
+        """Compact small files, every `COMMITS_BETWEEN` commits; whether a compaction ran. No row or counter changes.
 
-        To open and read a file costs about a millisecond, and every batch leaves some: without this, reads would get
-        slower without end. The files that were put together stay on disk, for readers of older versions.
+        Opening and reading a file costs about a millisecond, and every batch leaves some files: without compaction,
+        reads would get slower without end. The compacted files stay on disk, for readers of older versions.
         """
         due = self.table.version() > 0 and self.table.version() % COMMITS_BETWEEN == 0
         if due:
@@ -115,13 +113,13 @@ class OpenedTable:
 
 
 BATCH_COLUMN = "sealed_batch"
-CONFLICTS_MAX = 20  # how often in a row other writers may come in between before an insert gives up
-OnStep = Callable[[int], None]  # told each numbered step as it is reached, but 4, which no one can see from outside
+CONFLICTS_MAX = 20  # conflicts in a row with other writers before an insert gives up
+OnStep = Callable[[int], None]  # called with each numbered step as it is reached, except 4, invisible from outside
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """What a table is to look like; with `sealed`, the column `sealed_batch` comes on top."""
+    """A table's columns and partitioning; with `sealed`, the column `sealed_batch` is added."""
 
     name: str
     schema: pa.Schema
@@ -134,16 +132,16 @@ class TableSpec:
         return self.schema.append(pa.field(BATCH_COLUMN, pa.int64(), nullable=False)) if self.sealed else self.schema
 
     def stored(self, rows: pa.Table, batch: int) -> pa.Table:
-        """Rows as they are stored; ValueError if they do not fit."""
+        """The rows as stored; ValueError if the rows do not fit the schema."""
         column = pa.array([batch] * rows.num_rows, pa.int64())
         return (rows.append_column(BATCH_COLUMN, column) if self.sealed else rows).cast(self.stored_schema)
 
 
 class ArchiveTable:
-    """A table and the mark, kept elsewhere, of which table it is. The mark makes sure that it is created only once.
+    """A table and its mark: a file elsewhere with the table's id, so that the table is created only once.
 
-    The mark belongs to what fills the table, and lies in its folder: who begins that anew, without a mark, must not
-    find the table that was filled before, for the same rows would come a second time. So such a table is refused.
+    The mark lies in the folder of the view that fills the table. A view started again without its mark must not reuse
+    the table filled before, because the same rows would be stored a second time: such a table is refused.
     """
 
     def __init__(self, path: Path, spec: TableSpec, mark: Path, on_step: OnStep = lambda step: None) -> None:
@@ -153,15 +151,15 @@ class ArchiveTable:
         self._on_step = on_step
 
     def create(self, *, take_over: bool = False) -> None:
-        """Create the table, unless it was created before: then it must still be there, and is not created anew.
+        """Create the table on first use; a table created before must still exist, and is not created again.
 
-        With `take_over` a table that somebody else filled is taken as it is, which is safe for `insert_absent` only.
+        With `take_over` a table filled by another view is accepted unchanged: safe for `insert_absent` only.
         """
         if not self._mark.exists():
             self._create(take_over)
 
     def check_schema(self) -> None:
-        """ArchiveInvalid, with the difference, if the table's columns are not those of the spec."""
+        """ArchiveInvalid, with the difference, if the table's columns differ from the spec's."""
         stored = _columns(self._open().schema())
         wanted = _columns(Schema.from_arrow(self._spec.stored_schema))
         if stored != wanted:
@@ -172,9 +170,9 @@ class ArchiveTable:
             )
 
     def add_columns(self, *names: str) -> None:
-        """Give the table those of these columns that it lacks, as the spec has them; its rows so far have null there.
+        """Add the missing ones of these columns to the table, as in the spec; existing rows have null there.
 
-        One entry in the table's log, which changes no row and no counter; what is there already is not added again.
+        One entry in the table's log; no row or counter changes. Idempotent.
         """
         table = self._open()
         there = {field.name for field in table.schema().fields}
@@ -186,7 +184,7 @@ class ArchiveTable:
         return [field for field in Schema.from_arrow(self._spec.stored_schema).fields if field.name in names]
 
     def append(self, rows: pa.Table, query: str, batch: int) -> bool:
-        """Store the rows of this query's batch, once; whether this call did it."""
+        """Store the rows of the query's batch, once; False if they were stored before."""
         table = self._open_before(query, batch)
         if table is None:
             return False
@@ -199,7 +197,7 @@ class ArchiveTable:
         return True
 
     def insert_absent(self, rows: pa.Table, key: Sequence[str], query: str, batch: int) -> int:
-        """Store those rows whose key the table does not have; how many these were.
+        """Store the rows whose key is not in the table; returns their number.
 
         ValueError if a part of a key is null, or two of the rows have the same key: neither is ever stored.
         """
@@ -213,7 +211,7 @@ class ArchiveTable:
             self._on_step(3)
             try:
                 inserted = _merge(table, self._spec.stored(rows, batch), key, _noting(query, batch))
-            except CommitFailedError:  # others wrote at the same time: look again at what there is
+            except CommitFailedError:  # others wrote at the same time: read the table again
                 continue
             self._on_step(5)
             return inserted
@@ -224,22 +222,22 @@ class ArchiveTable:
         )
 
     def read(self, up_to_batch: int | None = None) -> pa.Table:
-        """All rows, or those sealed up to a batch."""
+        """All rows, or only rows sealed up to a batch."""
         filters = None if up_to_batch is None else [(BATCH_COLUMN, "<=", up_to_batch)]
-        # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+        # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
         folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
         return self._open().to_pyarrow_table(filters=filters, filesystem=folder)
 
     def count(self) -> int:
-        """How many rows there are; 0 before the table was created."""
+        """The number of rows; 0 before the table was created."""
         return self._open().count() if self._mark.exists() else 0
 
     def opened(self) -> OpenedTable:
-        """The table as it is now, for a writer that decides by what it finds; ArchiveInvalid if it is not there."""
+        """The current version, for a writer that reads before writing; ArchiveInvalid if the table does not exist."""
         return OpenedTable(self._open(), self._path, self._spec)
 
     def _open_before(self, query: str, batch: int) -> DeltaTable | None:
-        """Steps 1 and 2: the table, if it does not have the batch yet."""
+        """Steps 1 and 2: the table, unless it has the batch already."""
         self._on_step(1)
         table = self._open()
         self._on_step(2)
@@ -247,7 +245,7 @@ class ArchiveTable:
         return table if last is None or last < batch else None
 
     def _create(self, take_over: bool) -> None:
-        """Create the table and then its mark; a crash between the two leaves a new table, and is mended here."""
+        """Create the table, then its mark. A crash between the two leaves a new table: the next call marks it."""
         self._path.mkdir(parents=True, exist_ok=True)
         if not DeltaTable.is_deltatable(str(self._path)):
             partitions = list(self._spec.partition_by)
@@ -297,8 +295,8 @@ def _noting(query: str, batch: int) -> CommitProperties:
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], properties: CommitProperties) -> int:
     """Insert the rows whose key is absent, in one commit.
 
-    Without `streamed_exec` the rows' keys are looked at first, and only files that may hold them are read: 13 ms in
-    place of 125 ms with a million rows in the table. Keys with parts inside cannot be looked at that way.
+    Without `streamed_exec` the rows' keys are examined first, and only files that may hold them are read: 13 ms instead
+    of 125 ms with a million rows in the table. Nested keys cannot be examined so.
     """
     same = " and ".join(f"stored.{_quoted(name)} = new.{_quoted(name)}" for name in key)
     nested = any(pt.is_nested(rows.schema.field(name).type) for name in key)
@@ -323,7 +321,7 @@ def _check_keys(rows: pa.Table, key: Sequence[str]) -> None:
 
 
 def _distinct(keys: pa.Table) -> int:
-    """How many different rows there are; Arrow cannot group by columns with parts inside."""
+    """The number of distinct rows; Arrow cannot group by nested columns."""
     if any(pt.is_nested(field.type) for field in keys.schema):
         return len({repr(row) for row in keys.to_pylist()})
     return int(keys.group_by(keys.column_names).aggregate([]).num_rows)

@@ -1,16 +1,16 @@
-"""A table as readers follow it: opened once, moved on as it grows, and only those files read that may have the rows.
+"""Reader of an archive table: opened once, followed as it grows, with data skipping by the files' minima and maxima.
 
-A table of the archive grows by files and never changes one. What a reader made of a file holds for as long as the file
-belongs to the table; so sums over all of it are kept file by file (see `billing.answers.totals`), and a new version
-costs only what is new in it.
+An archive table grows by files and never changes one. A result derived from a file is valid as long as the file belongs
+to the table; so sums over the whole table are cached per file (see `billing.answers.totals`), and a new version costs
+only its new files.
 
-To open a file costs more than a millisecond, and every batch leaves a small one, until they are put together. So small
-files are kept in memory once they were read, all together, and searched in one go.
+Opening a file costs more than a millisecond, and every batch leaves a small one until compaction. So small files, once
+read, are cached in memory as one table, and searched together.
 
-While the table's storage is away nothing is answered: rows may have been sealed meanwhile, and would be missing. Who
-can tell what would be missing, and says so, may ask for what is *known*: the version that was read last, as far as it
-is in memory. Delta takes a folder that is gone for one in which nothing is new; so it is looked at whether the
-newest version's own file is still there. Once the storage is back, the next question finds it.
+While the table's storage is away nothing is answered: rows sealed meanwhile would be missing. A caller able to report
+the gap may ask for *known* rows: of the version read last, as far as cached. Delta treats a missing folder as one
+without news; so the reader checks whether the newest version's own file still exists. Once the storage is back, the
+next read notices.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from stateside.core.errors import ArchiveAway, ArchiveInvalid
 if TYPE_CHECKING:
     import pyarrow.dataset as pads  # takes a second to import: it brings pandas
 
-SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are kept in memory,
-KEPT_BYTES_MAX = 64 << 20  # up to so much of them there
-_TEXT_CHARS_SURE = 31  # of a longer text a file's least and greatest may be cut, and tell nothing
+SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are cached in memory,
+KEPT_BYTES_MAX = 64 << 20  # up to this total
+_TEXT_CHARS_SURE = 31  # a file's minimum and maximum of a longer text may be truncated, and prove nothing
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a table: where it is, its size, its folder's columns, the least and greatest of the others."""
+    """One file of a table: path, size, partition values, and the minimum and maximum of the other columns."""
 
     path: Path
     bytes: int
@@ -55,7 +55,7 @@ class DataFile:
     greatest: Mapping[str, Any]
 
     def may_have(self, column: str, value: Any) -> bool:
-        """Whether a row with this value can be in it."""
+        """Whether the file can contain a row with this value."""
         if column in self.partition:
             return self.partition[column] == str(value)
         return not (self._above(column, value) or self._below(column, value))
@@ -69,14 +69,14 @@ class DataFile:
         return _sure(greatest) and bool(greatest < value)
 
     def may_have_below(self, column: str, value: Any) -> bool:
-        """Whether a row with a smaller value than this can be in it."""
+        """Whether the file can contain a row with a smaller value."""
         least = self.least.get(column)
         return not (_sure(least) and bool(least >= value))
 
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """These columns of its rows that meet a condition, which names columns of the file only.
+        """The given columns of the rows that satisfy a predicate over columns of the file (not of its partition).
 
-        A column that the table was given after this file is null. ArchiveAway if it cannot be read.
+        A column added to the table after this file is null. ArchiveAway if the file cannot be read.
         """
         stored = [name for name in columns if name not in self.partition]
         with _reading("A file of the archive", self.path):
@@ -93,26 +93,25 @@ class DataFile:
         return pq.read_table(self.path, columns=list(columns), filters=where, partitioning=None, use_threads=False)
 
     def read_all(self) -> pa.Table:
-        """All of it, with the columns that its folder names; errors as for `read`."""
+        """All rows and columns, including the partition's; errors as for `read`."""
         with _reading("A file of the archive", self.path):
             names = pq.read_schema(self.path).names
         return self.read([*names, *self.partition])
 
 
 class _Kept:
-    """The small files of a version, in memory, as one table; the files that are not in it are to be read from disk."""
+    """Cache of a version's small files, in memory as one table; all other files are read from disk."""
 
     def __init__(self) -> None:
-        self.files: tuple[DataFile, ...] | None = None  # all of the version, also those that are not kept
+        self.files: tuple[DataFile, ...] | None = None  # all files of the version, cached or not
         self._tables: dict[Path, pa.Table] = {}
         self.table: pa.Table | None = None
 
     def has(self, file: DataFile) -> bool:
-        """Whether the table has this file's rows."""
         return file.path in self._tables
 
     def move_on(self, files: tuple[DataFile, ...]) -> None:
-        """Keep the small ones of these, as many as there is room for."""
+        """Cache the small files of a version, up to `KEPT_BYTES_MAX`."""
         if files is self.files:
             return
         tables: dict[Path, pa.Table] = {}
@@ -127,10 +126,10 @@ class _Kept:
 
 
 class FollowedTable:
-    """A table of an application's folder, read only. Before it was created it has no files.
+    """A read-only table of an application's folder, followed to its newest version. No files before it was created.
 
-    Any thread may ask; one at a time moves it on. ArchiveAway while it cannot be read, ArchiveInvalid if another table
-    is in its place.
+    Thread-safe: one thread at a time follows. ArchiveAway while the table cannot be read, ArchiveInvalid if another
+    table is in its place.
     """
 
     def __init__(self, path: Path, mark: Path) -> None:
@@ -141,10 +140,10 @@ class FollowedTable:
         self._version = -1
         self._files: tuple[DataFile, ...] = ()
         self._kept = _Kept()
-        self._trouble: str | None = None  # what the log was last told of
+        self._trouble: str | None = None  # the problem logged last
 
     def files(self) -> tuple[DataFile, ...]:
-        """The files of the newest version, which are the same objects for as long as it is the newest."""
+        """The files of the newest version; the same objects for as long as the version is the newest."""
         with self._lock:
             self._follow()
             return self._files
@@ -158,11 +157,11 @@ class FollowedTable:
         among: Mapping[str, Sequence[Any]] | None = None,
         known: bool = False,
     ) -> pa.Table | None:
-        """These columns of the rows that have these values, or one of those, and others below those.
+        """The given columns of the rows with `equal` values, values `among` a set and values `below` a limit.
 
-        None if there is no such file. `below` and `among` name columns of the files, not of their folders. With `known`
-        they are of the version that was read last, without a look at whether there is a newer one; ArchiveAway if none
-        was, or if a file of it is not in memory and cannot be read.
+        None if there is no such file. `below` and `among` name columns of the files, not of the partition. With `known`
+        the rows are those of the version read last, without looking for a newer one; ArchiveAway if no version was read
+        yet, or if a file is not cached and cannot be read.
         """
         wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
         with self._lock:
@@ -182,23 +181,23 @@ class FollowedTable:
         return _together(parts)
 
     def dataset(self) -> pads.Dataset | None:
-        """All of the newest version, of which Arrow reads what it is asked for; None before it was created."""
+        """The newest version as an Arrow dataset, read lazily; None before the table was created."""
         with self._lock:
             self._follow()
             if self._table is None:
                 return None
-            # Through deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
+            # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
             folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
             return self._table.to_pyarrow_dataset(filesystem=folder)
 
     def check_there(self) -> None:
-        """ArchiveAway if a file of the newest version is not there: for who was told so in other words."""
+        """ArchiveAway if a file of the newest version is missing: for callers with another library's error at hand."""
         for file in self.files():
             with _reading("A file of the archive", file.path):
                 file.path.stat()
 
     def _follow(self) -> None:
-        """Be at the newest version; tells the log, once, why that cannot be, and that it can again."""
+        """Move to the newest version; logs the first failure, and the first success after a failure."""
         try:
             with _reading(f"The table {self._path.name!r}", self._path):
                 self._move_on()
@@ -217,13 +216,13 @@ class FollowedTable:
         assert self._table is not None
         self._table.update_incremental()
         version = self._table.version()
-        (self._path / "_delta_log" / f"{version:020}.json").stat()  # it is not there if the storage is away
+        (self._path / "_delta_log" / f"{version:020}.json").stat()  # missing if the storage is away
         if version != self._version:
             self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
             self._version = version
 
     def _check_unmarked(self) -> None:
-        """ArchiveInvalid for a table with rows that nothing marks: it is marked before its first row is stored."""
+        """ArchiveInvalid for a table with rows but without a mark: a table is marked before its first row is stored."""
         if (self._path / "_delta_log" / f"{1:020}.json").exists():
             raise ArchiveInvalid(
                 f"The table {self._path.name!r} has rows, but the mark of its sink is gone",
@@ -249,7 +248,7 @@ class FollowedTable:
 
 
 def marked_table(mark: Path) -> str | None:
-    """The id of the table that a sink's mark names; None if it names something else, or is not there."""
+    """The table id in a sink's mark; None if the mark is missing or names something else."""
     try:
         named = json.loads(mark.read_bytes())
     except FileNotFoundError:
@@ -259,7 +258,7 @@ def marked_table(mark: Path) -> str | None:
 
 @contextmanager
 def _reading(what: str, path: Path) -> Iterator[None]:
-    """Turns what Delta, Arrow and the file system say of storage that is away into the one error for it."""
+    """Translate errors of Delta, Arrow and the file system for unreachable storage into ArchiveAway."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -267,7 +266,6 @@ def _reading(what: str, path: Path) -> Iterator[None]:
 
 
 def away(what: str, where: str) -> ArchiveAway:
-    """The error for what cannot be read just now."""
     return ArchiveAway(what, where=where, next_step="Ask again later: it goes on once the storage is back")
 
 
@@ -290,7 +288,7 @@ def _named(action: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """These columns; those that the table does not have are null."""
+    """The given columns; a column missing in the table is null."""
     for name in columns:
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows))
@@ -298,7 +296,7 @@ def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """All rows; a column that some of the tables lack is null in theirs."""
+    """All rows; a column missing in some of the tables is null in their rows."""
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 

@@ -1,1 +1,1 @@
-"""What every package may use: errors, positions, clock, storage, layout of a folder, child processes."""
+"""Core: the error tree, positions, clock, storage, layout of a folder and child processes; imports no other package."""

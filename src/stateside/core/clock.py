@@ -1,4 +1,4 @@
-"""Time as an argument: whoever needs the time is given a clock, so that tests decide what time it is."""
+"""Clocks: time as an argument, so that tests decide the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Tells the time of day, for stamps and append times. Never used inside a batch: see DESIGN, determinism."""
+    """The time of day, for stamps and append times. Never used inside a batch: batches are deterministic."""
 
     def now_us(self) -> int:
         """Microseconds since 1970-01-01 UTC."""
@@ -16,25 +16,20 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """The machine's clock."""
-
     def now_us(self) -> int:
-        """Microseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000
 
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still between calls of `advance`."""
 
     time_us: int = 0
 
     def now_us(self) -> int:
-        """The time that was set last."""
         return self.time_us
 
     def advance(self, delta_us: int) -> None:
-        """Go on by so many microseconds."""
         self.time_us += delta_us
 
 
@@ -42,7 +37,7 @@ _LONGER: Final = ((2 * 86_400_000, 86_400_000, "d"), (2 * 3_600_000, 3_600_000, 
 
 
 def age_text(ms: float) -> str:
-    """How old something is, or how long it took: 850 ms, 78.0 s, 2 min, 5 h, 3 d. Pages have the same rule."""
+    """An age or a duration for people: 850 ms, 78.0 s, 2 min, 5 h, 3 d. The pages' JavaScript has the same rule."""
     for least_ms, unit_ms, unit in _LONGER:
         if ms >= least_ms:
             return f"{int(ms // unit_ms):,} {unit}"

@@ -1,70 +1,70 @@
 """The error tree. Every error says what is wrong, where, and what the operator does next.
 
-    StatesideError                  code                    http   whose fault, what kind
-    ├── InputError                                                 the user's: fix the request or the input
-    │   ├── EventRefused            event-refused           400    the journal's append refuses what is no event
-    │   │   └── IdConflict          id-conflict             409    …or has the id of another event: names it
-    │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the one expected
-    │   ├── CommandRefused          command-refused         409    an entity in its state does not do what it is asked
-    │   ├── EntityUnknown           entity-unknown          404    an entity that no event of the journal is about
-    │   ├── PositionInvalid         position-invalid        400    a text or offset that is no position
+    StatesideError                  code                    http   cause and kind
+    ├── InputError                                                 the caller's mistake: fix the request or the input
+    │   ├── EventRefused            event-refused           400    append of something other than a valid event
+    │   │   └── IdConflict          id-conflict             409    …whose id belongs to an event with other content
+    │   ├── SequenceConflict        sequence-conflict       409    an entity's sequence is not the expected one
+    │   ├── CommandRefused          command-refused         409    a command not allowed in the entity's current state
+    │   ├── EntityUnknown           entity-unknown          404    an entity without any event in the journal
+    │   ├── PositionInvalid         position-invalid        400    a malformed position
     │   ├── PositionAhead           position-ahead          409    a position beyond the end of the journal
-    │   ├── ViewInvalid             view-invalid            400    a view that cannot be run or served as declared
-    │   ├── SettingInvalid          setting-invalid         400    a setting that does not exist or cannot be
-    │   ├── ViewUnknown             view-unknown            404    no view of that name is served here
+    │   ├── ViewInvalid             view-invalid            400    a view impossible to run or serve as declared
+    │   ├── SettingInvalid          setting-invalid         400    a setting unknown or out of range
+    │   ├── ViewUnknown             view-unknown            404    no view of the given name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
-    │   ├── RequestInvalid          request-invalid         400    a parameter that is unknown or out of range
-    │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another question
-    │   ├── EventsGone              events-gone             410    events of a journal that retention has dropped
-    │   ├── EventsNeeded            events-needed           409    events to be dropped that a reader still needs
+    │   ├── RequestInvalid          request-invalid         400    a parameter unknown or out of range
+    │   ├── CursorInvalid           cursor-invalid          400    a damaged cursor, or one of another query
+    │   ├── EventsGone              events-gone             410    events dropped by the journal's retention
+    │   ├── EventsNeeded            events-needed           409    dropping events still needed by a reader
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
-    │   ├── PlanInvalid             plan-invalid            400    a price plan that cannot be rated by
-    │   ├── CurrencyUnknown         currency-unknown        400    three letters that are no currency
-    │   ├── RouteUnknown            route-unknown           404    an address that this server does not have
-    │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of that number
-    │   ├── TokenInvalid            token-invalid           401    no token, or one that is not known here
-    │   ├── AccessDenied            access-denied           403    a token that does not reach so far
-    │   ├── Misdirected             misdirected             421    a key that another server holds: says which
-    │   ├── BodyTooLarge            body-too-large          413    a request's body that is longer than it may be
-    │   ├── HeadTooLarge            head-too-large          431    a request's head that is longer than it may be
-    │   ├── BodyTooSlow             body-too-slow           408    a request's body that does not come in time
-    │   ├── MethodInvalid           method-invalid          405    an HTTP method that this address does not take
-    │   ├── IdentityTaken           identity-taken          409    a run under a name that another process has
-    │   ├── SqlInvalid              sql-invalid             400    a statement that is none, or may not run here
+    │   ├── PlanInvalid             plan-invalid            400    a price plan unfit for rating
+    │   ├── CurrencyUnknown         currency-unknown        400    an unknown currency code
+    │   ├── RouteUnknown            route-unknown           404    an address unknown to the server
+    │   ├── DocumentUnknown         document-unknown        404    no invoice, note or dead letter of the given number
+    │   ├── TokenInvalid            token-invalid           401    no token, or an unknown one
+    │   ├── AccessDenied            access-denied           403    data outside the token's scope
+    │   ├── Misdirected             misdirected             421    a key of another server's shard: names the server
+    │   ├── BodyTooLarge            body-too-large          413    a request body over the limit
+    │   ├── HeadTooLarge            head-too-large          431    a request head over the limit
+    │   ├── BodyTooSlow             body-too-slow           408    a request body not received in time
+    │   ├── MethodInvalid           method-invalid          405    an HTTP method not allowed at the address
+    │   ├── IdentityTaken           identity-taken          409    a run under the name of another live process
+    │   ├── SqlInvalid              sql-invalid             400    no SQL statement, or a forbidden one
     │   └── SqlTooLarge             sql-too-large           400    a statement whose result or memory is over the limit
-    ├── StateError                                                 what is stored is damaged, missing or not ours
+    ├── StateError                                                 stored data is damaged, missing or not ours
     │   ├── JournalCorrupt          journal-corrupt         500    a damaged segment: names the file and the offset
     │   ├── JournalLocked           journal-locked          409    another writer does not end its turn in time
-    │   ├── JournalFenced           journal-fenced          409    another owner has taken this node over
-    │   ├── EntityElsewhere         entity-elsewhere        409    an entity that another node writes: says which
-    │   ├── ViewsBusy               views-busy              409    another process follows the stream with these views
+    │   ├── JournalFenced           journal-fenced          409    another owner has taken over the node
+    │   ├── EntityElsewhere         entity-elsewhere        409    another node writes the entity: names the node
+    │   ├── ViewsBusy               views-busy              409    another process maintains the journal's views
     │   ├── CheckpointInvalid       checkpoint-invalid      500    no checkpoint, damaged, or of an unknown format
-    │   ├── CheckpointGap           checkpoint-gap          500    a state file that is needed is already gone
+    │   ├── CheckpointGap           checkpoint-gap          500    a needed state file was deleted
     │   ├── ReplicaInvalid          replica-invalid         503    the replica is damaged, and is being rebuilt
-    │   ├── ArchiveInvalid          archive-invalid         500    a table that is missing, or another than before
-    │   ├── LeaseInvalid            lease-invalid           500    a lease that cannot be read, or not be kept there
-    │   ├── PastChanged             past-changed            500    a journal that is not what the last audit read
-    │   └── ValueOverflow           value-overflow          500    a number that grew too large for its column
-    │       └── MoneyOverflow       money-overflow          500    …and is an amount of money
-    └── OperatingError                                             the world's: mend it, then try again
+    │   ├── ArchiveInvalid          archive-invalid         500    a table is missing, or was replaced by another
+    │   ├── LeaseInvalid            lease-invalid           500    a lease cannot be read, or not be kept in the folder
+    │   ├── PastChanged             past-changed            500    the journal differs from the last audit's
+    │   └── ValueOverflow           value-overflow          500    a number too large for its column
+    │       └── MoneyOverflow       money-overflow          500    …and the number is an amount of money
+    └── OperatingError                                             the environment's fault: repair, then retry
         ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
-        ├── PipelineFailed          pipeline-failed         503    the streaming query or its process ended badly
-        │   └── ViewBroken          view-broken             503    …and would do so again: somebody must mend it first
-        ├── PipelineRunning         pipeline-running        409    another driver runs on this folder
-        ├── LeadershipLost          leadership-lost         409    another process leads by now: this one may not go on
-        ├── CheckpointAway          checkpoint-away         503    Spark's checkpoint is not at its place for now
-        ├── ClusterAway             cluster-away            503    no master of Spark's answers, or no worker has room
-        ├── JournalAway             journal-away            503    the journal cannot be written for now
-        ├── ArchiveAway             archive-away            503    a table of the archive cannot be read for now
-        ├── SinkAway                sink-away               503    a sink's other side cannot be reached; held, retried
-        ├── SinkRefused             sink-refused            502    a sink's other side refuses the rows, and would again
-        ├── SqlEnded                sql-ended               503    the process that runs statements ended under this one
-        ├── SqlTimeout              sql-timeout             504    a statement that took longer than it may
-        ├── ClientLeft              client-left             499    who asked went away, and the work was ended
-        ├── TooManyRequests         too-many-requests       429    more than there is room for; again after a while
-        └── NotFreshEnough          not-fresh-enough        503    the floor that was asked for was not reached in time
+        ├── PipelineFailed          pipeline-failed         503    the streaming query or its process failed
+        │   └── ViewBroken          view-broken             503    …and would fail again until repaired
+        ├── PipelineRunning         pipeline-running        409    another driver runs on the folder
+        ├── LeadershipLost          leadership-lost         409    another process leads by now
+        ├── CheckpointAway          checkpoint-away         503    Spark's checkpoint is temporarily not in its place
+        ├── ClusterAway             cluster-away            503    no Spark master answers, or no worker has capacity
+        ├── JournalAway             journal-away            503    the journal temporarily cannot be written
+        ├── ArchiveAway             archive-away            503    an archive table temporarily cannot be read
+        ├── SinkAway                sink-away               503    a sink's target is unreachable; held and retried
+        ├── SinkRefused             sink-refused            502    a sink's target refuses the rows, and would again
+        ├── SqlEnded                sql-ended               503    the statement's process died
+        ├── SqlTimeout              sql-timeout             504    a statement over its time limit
+        ├── ClientLeft              client-left             499    the client disconnected, and the work was ended
+        ├── TooManyRequests         too-many-requests       429    over the rate or capacity limit; retry later
+        └── NotFreshEnough          not-fresh-enough        503    the requested floor was not reached in time
 
-An error's `code` is stable: clients and scripts may rely on it. Programmer errors are assertions, not in this tree.
+An error's `code` is stable: clients and scripts may rely on a code. Programmer errors are assertions, outside the tree.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StatesideError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
-    retry_after_s: int | None = None  # of an answer over HTTP: after how long the same request may do better
+    retry_after_s: int | None = None  # seconds after which the same HTTP request may succeed
 
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
@@ -95,9 +95,9 @@ class StatesideError(Exception):
         return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in parts)
 
     def problem(self) -> dict[str, Any]:
-        """This error as an RFC 9457 problem document.
+        """The error as an RFC 9457 problem document.
 
-        Where it happened, a path mostly, is for the server's own log: who asks over HTTP is not told of its machine.
+        `where`, usually a path, goes to the server's own log only: HTTP clients learn nothing about the machine.
         """
         document: dict[str, Any] = {
             "type": f"urn:stateside:problem:{self.code}",
@@ -110,7 +110,7 @@ class StatesideError(Exception):
         return document
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark's Python workers, the server's workers): keyword arguments must survive.
+        # Errors cross process boundaries (Spark's Python workers, server workers): keyword arguments must survive.
         return _rebuild, (type(self), self.what, self.where, self.next_step)
 
 
@@ -126,15 +126,15 @@ class InputError(StatesideError):
 
 
 class EventRefused(InputError):
-    """The journal's append was given something that is no event. Nothing of the batch was stored."""
+    """An append of something other than a valid event. Nothing of the batch was stored."""
 
     code = "event-refused"
 
 
 class IdConflict(EventRefused):
-    """An append has the id of an event that says something else. Nothing of it was stored.
+    """An append with the id of a stored event that has other content. Nothing of the append was stored.
 
-    `events`: the numbers, in the append, of those that have such ids; `ids`: the ids themselves.
+    `events`: the conflicting events' numbers in the append; `ids`: their ids.
     """
 
     code = "id-conflict"
@@ -153,7 +153,6 @@ class IdConflict(EventRefused):
         self.events, self.ids = events, ids
 
     def problem(self) -> dict[str, Any]:
-        """With the ids, and which of the request's events have them."""
         return super().problem() | {"ids": list(self.ids), "events": list(self.events)}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -174,7 +173,6 @@ class SequenceConflict(InputError):
         self.current = current
 
     def problem(self) -> dict[str, Any]:
-        """With the sequence that the entity has."""
         return super().problem() | {"current": self.current}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -183,34 +181,30 @@ class SequenceConflict(InputError):
 
 
 class CommandRefused(InputError):
-    """An entity, in the state that it is in, does not do what it was asked to. Nothing was stored."""
+    """A command that the entity, in its current state, does not allow. Nothing was stored."""
 
     code = "command-refused"
     status = 409
 
 
 class EntityUnknown(InputError):
-    """An entity that no event of the journal is about."""
-
     code = "entity-unknown"
     status = 404
 
 
 class PositionInvalid(InputError):
-    """A text or an offset that is no position in a journal."""
-
     code = "position-invalid"
 
 
 class PositionAhead(InputError):
-    """A position beyond the end of the journal: no append to it has returned that as a receipt."""
+    """A position beyond the end of the journal: no append has returned such a receipt."""
 
     code = "position-ahead"
     status = 409
 
 
 class ViewInvalid(InputError):
-    """A view that cannot be run or served as it is declared; refused rather than served wrongly."""
+    """A view impossible to run or serve as declared; refused rather than served wrongly."""
 
     code = "view-invalid"
 
@@ -222,53 +216,47 @@ class SettingInvalid(InputError):
 
 
 class ViewUnknown(InputError):
-    """No view of that name is served here."""
-
     code = "view-unknown"
     status = 404
 
 
 class KeyInvalid(InputError):
-    """A key with the wrong number of parts, or a part of the wrong type."""
-
     code = "key-invalid"
 
 
 class RequestInvalid(InputError):
-    """A request parameter that is unknown, malformed or out of range."""
-
     code = "request-invalid"
 
 
 class CursorInvalid(InputError):
-    """A cursor that was damaged, or that belongs to another view or another question."""
+    """A damaged cursor, or a cursor of another view or another query."""
 
     code = "cursor-invalid"
 
 
 class EventsGone(InputError):
-    """Events that the journal had, and that retention has dropped. Never skipped: the message names them."""
+    """Events of the journal that retention has dropped. Never skipped: the message names them."""
 
     code = "events-gone"
     status = 410
 
 
 class EventsNeeded(InputError):
-    """Events were to be dropped that a known reader has not read yet. Nothing was dropped."""
+    """Retention would have dropped events that a registered reader has not read yet. Nothing was dropped."""
 
     code = "events-needed"
     status = 409
 
 
 class HistoryGone(InputError):
-    """A replica was asked for its rows as of a batch that is older than its history, or of another run."""
+    """A request for rows as of a batch older than the replica's history, or of another run."""
 
     code = "history-gone"
     status = 410
 
 
 class PlanInvalid(InputError):
-    """A price plan, or a billing cycle, that nothing could be rated by. Nothing was published."""
+    """A price plan or billing cycle unfit for rating. Nothing was published."""
 
     code = "plan-invalid"
 
@@ -280,37 +268,34 @@ class CurrencyUnknown(InputError):
 
 
 class RouteUnknown(InputError):
-    """An address that this server does not have."""
-
     code = "route-unknown"
     status = 404
 
 
 class DocumentUnknown(InputError):
-    """No invoice, note or dead letter of that number."""
-
     code = "document-unknown"
     status = 404
 
 
 class TokenInvalid(InputError):
-    """A request without a token where one is needed, or with one that is not known."""
+    """A request with an unknown token, or without a token where one is needed."""
 
     code = "token-invalid"
     status = 401
 
 
 class AccessDenied(InputError):
-    """A token that is known, for data that it does not reach."""
+    """A known token, for data outside its scope."""
 
     code = "access-denied"
     status = 403
 
 
 class Misdirected(InputError):
-    """A server that holds a share of the keys was asked for others. `location` says who has them, once it is known.
+    """A request to a server for keys outside its shard. `location` names the server that holds them, once known.
 
-    `view` and `leading` say which keys are meant: by the leading column's bytes, or all of the view's if it is None.
+    `view` and `leading` identify the keys: by the bytes of the leading column, or all keys of the view if `leading` is
+    None.
     """
 
     code = "misdirected"
@@ -330,7 +315,6 @@ class Misdirected(InputError):
         self.view, self.leading, self.location = view, leading, location
 
     def problem(self) -> dict[str, Any]:
-        """With the location."""
         return super().problem() | ({} if self.location is None else {"location": self.location})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -339,55 +323,51 @@ class Misdirected(InputError):
 
 
 class BodyTooLarge(InputError):
-    """A request's body that is longer than it may be. It was not read to its end."""
+    """A request body over the limit. The rest of the body was not read."""
 
     code = "body-too-large"
     status = 413
 
 
 class HeadTooLarge(InputError):
-    """A request's head that is longer than it may be. The connection is closed."""
+    """A request head over the limit. The connection is closed."""
 
     code = "head-too-large"
     status = 431
 
 
 class BodyTooSlow(InputError):
-    """A request's body that was not there within the time that it may take."""
-
     code = "body-too-slow"
     status = 408
 
 
 class MethodInvalid(InputError):
-    """An HTTP method that this address does not take."""
-
     code = "method-invalid"
     status = 405
-    allowed: Sequence[str] = ()  # the methods that it takes, for the header Allow
+    allowed: Sequence[str] = ()  # the methods of the address, for the header Allow
 
 
 class IdentityTaken(InputError):
-    """A run was given a name under which another process leads or stands by."""
+    """A run under a name with which another process already leads or stands by."""
 
     code = "identity-taken"
     status = 409
 
 
 class SqlInvalid(InputError):
-    """A text that is no statement, or one that may not run here: it writes, or reaches beyond the relations."""
+    """No SQL statement, or a forbidden one: writing, or reaching beyond the relations."""
 
     code = "sql-invalid"
 
 
 class SqlTooLarge(InputError):
-    """A statement that needs more memory, or has a larger result, than one may."""
+    """A statement over the limit of memory or of result size."""
 
     code = "sql-too-large"
 
 
 class StateError(StatesideError):
-    """Something stored is damaged, missing, or belongs to somebody else."""
+    """Stored data is damaged, missing, or belongs to another application."""
 
     code = "state"
 
@@ -399,129 +379,127 @@ class JournalCorrupt(StateError):
 
 
 class JournalLocked(StateError):
-    """Another writer, which is paused perhaps, did not end its turn in time. Nothing was stored."""
+    """Another writer, perhaps a paused one, did not end its turn in time. Nothing was stored."""
 
     code = "journal-locked"
     status = 409
 
 
 class JournalFenced(StateError):
-    """Another owner has taken this node over while this one was paused. Nothing was acknowledged."""
+    """Another owner took over this node while this process was paused. Nothing was acknowledged."""
 
     code = "journal-fenced"
     status = 409
 
 
 class EntityElsewhere(StateError):
-    """Another node writes this entity, and gives its events their sequences. Nothing was stored."""
+    """Another node writes this entity, and assigns its events their sequences. Nothing was stored."""
 
     code = "entity-elsewhere"
     status = 409
 
 
 class ViewsBusy(StateError):
-    """Another process keeps a journal's views, and two must not. Anybody may read them meanwhile."""
+    """Another process maintains the journal's views, and two must not. Any process may read the views meanwhile."""
 
     code = "views-busy"
     status = 409
 
 
 class CheckpointInvalid(StateError):
-    """Not a checkpoint, a damaged one, or one in a format that this version does not know."""
+    """Not a checkpoint, a damaged one, or of an unknown format."""
 
     code = "checkpoint-invalid"
 
 
 class CheckpointGap(StateError):
-    """A state file that is needed to go on was already deleted by Spark's retention."""
+    """Spark's retention deleted a state file that is needed to go on."""
 
     code = "checkpoint-gap"
 
 
 class ReplicaInvalid(StateError):
-    """The replica's own files cannot be used: they are moved aside, and it is rebuilt from the checkpoint."""
+    """The replica's own files cannot be used: they are moved aside, and the replica is rebuilt from the checkpoint."""
 
     code = "replica-invalid"
     status = 503
 
 
 class ArchiveInvalid(StateError):
-    """A sink's table is missing, or is another one than it was before."""
+    """A sink's table is missing, or another table has taken its place."""
 
     code = "archive-invalid"
 
 
 class LeaseInvalid(StateError):
-    """The lease of an application cannot be read, or its folder cannot hold one."""
+    """An application's lease cannot be read, or its folder cannot hold one."""
 
     code = "lease-invalid"
 
 
 class PastChanged(StateError):
-    """The journal is another one than at the last audit, or its events are. Nothing was audited."""
+    """The journal or its events differ from those of the last audit. Nothing was audited."""
 
     code = "past-changed"
 
 
 class ValueOverflow(StateError):
-    """A number that grew too large for its column's type; told rather than answered with a wrong one."""
+    """A number too large for its column's type; reported rather than answered wrongly."""
 
     code = "value-overflow"
 
 
 class MoneyOverflow(ValueOverflow):
-    """An amount of money that no column could hold; told before there is a wrong sum."""
+    """An amount of money too large for any column; reported before a wrong sum exists."""
 
     code = "money-overflow"
 
 
 class OperatingError(StatesideError):
-    """Something outside is missing or in the way; after mending it the same call works."""
+    """Something in the environment is missing or failing; the same call succeeds after the repair."""
 
     code = "operating"
     status = 503
 
 
 class SetupError(OperatingError):
-    """This machine lacks something: Java, a jar, disk space, a free port."""
-
     code = "setup"
 
 
 class PipelineFailed(OperatingError):
-    """The streaming query, or the process that runs it, ended badly."""
+    """The streaming query or its process failed."""
 
     code = "pipeline-failed"
 
 
 class ViewBroken(PipelineFailed):
-    """A view failed in a way that would come again: somebody must mend the cause before it is started again."""
+    """A view failed and would fail again: an operator must remove the cause before a restart."""
 
     code = "view-broken"
 
 
 class PipelineRunning(OperatingError):
-    """Another driver runs on this folder, and two must not."""
+    """Another driver runs on the folder, and two must not."""
 
     code = "pipeline-running"
     status = 409
 
 
 class LeadershipLost(OperatingError):
-    """Another process leads the application by now. Nothing that this one did since counts."""
+    """Another process leads the application. Nothing that this process did since the takeover counts."""
 
     code = "leadership-lost"
     status = 409
 
 
 class CheckpointAway(OperatingError):
-    """A running query's checkpoint is gone, or another one is in its place. Nothing is delivered until it is back."""
+    """A running query's checkpoint is gone or replaced. Nothing is delivered until the checkpoint is back."""
 
     code = "checkpoint-away"
 
 
 class ClusterAway(OperatingError):
-    """The Spark cluster that was named does not answer, or has no room for an executor."""
+    """The named Spark cluster does not answer, or has no capacity for an executor."""
 
     code = "cluster-away"
 
@@ -533,46 +511,46 @@ class JournalAway(OperatingError):
 
 
 class ArchiveAway(OperatingError):
-    """A table of the archive cannot be read: its storage is away or failing. Live rows are answered all the same."""
+    """An archive table cannot be read: its storage is away or failing. Live rows are answered all the same."""
 
     code = "archive-away"
 
 
 class SinkAway(OperatingError):
-    """A sink's other side cannot be reached. The batch is held and tried again; nothing is lost meanwhile."""
+    """A sink's target cannot be reached. The batch is held and retried; nothing is lost meanwhile."""
 
     code = "sink-away"
 
 
 class SinkRefused(OperatingError):
-    """A sink's other side refuses these rows, and would refuse them again: somebody must mend them or it."""
+    """A sink's target refuses these rows, and would refuse them again: an operator must repair rows or target."""
 
     code = "sink-refused"
     status = 502
 
 
 class SqlEnded(OperatingError):
-    """The process that ran this statement ended: by its fault, or by that of another one of the same token."""
+    """The statement's process died: by the statement's own fault, or by another statement of the same token."""
 
     code = "sql-ended"
 
 
 class SqlTimeout(OperatingError):
-    """A statement that took longer than it was given, and was ended."""
+    """A statement over its time limit, cancelled."""
 
     code = "sql-timeout"
     status = 504
 
 
 class ClientLeft(OperatingError):
-    """Who asked went away before the answer was there. The work was ended."""
+    """The client disconnected before the answer was ready. The work was ended."""
 
     code = "client-left"
     status = 499
 
 
 class TooManyRequests(OperatingError):
-    """More requests, in a second or at a time, than there is room for. Nothing was done; `retry_after_s` says when."""
+    """More requests per second, or at a time, than allowed. Nothing was done; `retry_after_s` says when to retry."""
 
     code = "too-many-requests"
     status = 429
@@ -585,7 +563,7 @@ class TooManyRequests(OperatingError):
         self.retry_after_s = retry_after_s
 
     def problem(self) -> dict[str, Any]:
-        """With the time after which to try again, which is in the header Retry-After as well."""
+        """Adds `retry_after_s`, also sent as the header Retry-After."""
         return {**super().problem(), "retry_after_s": self.retry_after_s}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -594,6 +572,6 @@ class TooManyRequests(OperatingError):
 
 
 class NotFreshEnough(OperatingError):
-    """The floor that the reader asked for was not reached within the waiting time."""
+    """The reader's floor was not reached within the waiting time."""
 
     code = "not-fresh-enough"

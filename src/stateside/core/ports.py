@@ -1,9 +1,9 @@
-"""Ports of the loopback interface: whether one can be listened on, and who does already.
+"""Ports of the loopback interface: whether a port is free, and its listener.
 
-Looks, and changes nothing. Linux tells who listens in two steps, and of other users' processes only the first:
+Read only. Linux reports a listener in two steps, of which the second shows a user's own processes only:
 
-    /proc/net/tcp      the sockets that listen, by port, as inodes
-    /proc/PID/fd/*     the sockets that a process has open, as inodes
+    /proc/net/tcp      the listening sockets, by port, as inodes
+    /proc/PID/fd/*     the open sockets of a process, as inodes
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LISTENS = "0A"
 
 
 def refusal(port: int) -> OSError | None:
-    """Why nobody can listen on this port of the loopback interface now; None if one can. Port 0 means any."""
+    """Why no process can listen on this loopback port now; None if the port is free. Port 0 means any."""
     with socket.socket() as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as servers do: a connection just closed is no harm
+        )  # as servers do: a connection just closed does no harm
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
@@ -32,10 +32,10 @@ def refusal(port: int) -> OSError | None:
 
 
 def listener(port: int, proc: Path = Path("/proc")) -> str | None:
-    """The process that listens on this port, for people; None if the system does not tell."""
+    """The process that listens on this port, for people; None if the system does not report one."""
     sockets = {f"socket:[{inode}]" for inode in _listening(port, proc)}
     for process in proc.glob("[0-9]*") if sockets else ():
-        with suppress(OSError):  # it ended meanwhile, or is another user's
+        with suppress(OSError):  # the process ended meanwhile, or is another user's
             if any(str(handle.readlink()) in sockets for handle in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} ({command[:COMMAND_CHARS_MAX]})"

@@ -1,17 +1,17 @@
-"""Positions: where something stands in a journal.
+"""Positions: vectors of offsets into the partitions of a journal.
 
-A position says, for each partition of a journal, how many of its events lie before it: `{partition: offset}`. Offsets
-count from 0, so the position of an empty journal, the *start*, is 0 everywhere; a partition that is not named stands at
-0. (A journal on Kafka has its topic's offsets, of which some have no event.) Positions are partially ordered: one
-*covers* another if it has seen at least as much of every partition.
+A position says, for each partition of a journal, how many of its events lie before the position: `{partition: offset}`.
+Offsets count from 0, so the position of an empty journal, the *start*, is 0 everywhere; a partition without an entry
+stands at 0. (A journal on Kafka has its topic's offsets, of which some have no event.) Positions are partially ordered:
+one *covers* another if its offset is at least as large in every partition.
 
 Short text form, for headers, URLs and logs, sorted by partition and without zeros:
 
     0:1234            1,234 events of partition 0
     calls-0:7,calls-1:12
-    start             nothing yet
-    ~Zk3v…            an *opaque* position, for a reader who is not to learn how much others write: only the server
-                      that gave it knows the offsets. It is good for `min_position`, and can be compared for equality
+    start             no event yet
+    ~Zk3v…            an *opaque* position, for a reader who must not learn how much others write: only the server
+                      that issued the text knows the offsets. Usable as `min_position` and in tests for equality
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _OPAQUE = re.compile(r"~[A-Za-z0-9_-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A value: equal if it has seen the same events. Make one with `of`, `parse` or `start`.
+    """A vector of offsets; make one with `of`, `parse` or `start`. Equal if the offsets are equal.
 
-    An opaque one has no parts, but the texts that a server gave: PositionInvalid for whatever needs its offsets.
+    An opaque position has the server's texts and no parts: operations that need offsets raise PositionInvalid.
     """
 
     parts: tuple[tuple[str, int], ...] = ()
@@ -43,19 +43,18 @@ class Position:
 
     @classmethod
     def start(cls) -> Position:
-        """The position before every event."""
         return cls()
 
     @classmethod
     def of(cls, offsets: Mapping[str, int]) -> Position:
-        """The position with these offsets; refuses what is no offset."""
+        """The position with these offsets; PositionInvalid for an invalid name or offset."""
         for partition, offset in offsets.items():
             _check(partition, offset)
         return cls(tuple(sorted((p, o) for p, o in offsets.items() if o)))
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """The position that `str` gave this text for."""
+        """The inverse of `str`."""
         if text == START_TEXT:
             return cls.start()
         if text.startswith("~"):
@@ -94,7 +93,7 @@ class Position:
         return all(mine.get(partition, 0) >= offset for partition, offset in other.parts)
 
     def joined(self, other: Position) -> Position:
-        """The least position that covers both. Of opaque ones it has both texts, and the server joins them."""
+        """The least position that covers both. Of opaque positions, both texts: the server joins them."""
         if (self.opaque or other.opaque) and not (self.parts or other.parts):
             return Position(opaque=tuple(sorted({*self.opaque, *other.opaque})))
         mine = self.as_dict()
@@ -102,7 +101,7 @@ class Position:
         return Position.of(mine | {p: max(o, mine.get(p, 0)) for p, o in other.parts})
 
     def one(self) -> int:
-        """The offset of a position in a stream of one partition, whatever its name; PositionInvalid of several."""
+        """The offset in a stream of one partition, whatever its name; PositionInvalid for several partitions."""
         self._check_plain()
         if len(self.parts) > 1:
             raise PositionInvalid(
@@ -112,7 +111,7 @@ class Position:
         return self.parts[0][1] if self.parts else 0
 
     def events(self) -> int:
-        """How many events lie before this position, over all partitions."""
+        """The number of events before this position, over all partitions."""
         self._check_plain()
         return sum(offset for _, offset in self.parts)
 

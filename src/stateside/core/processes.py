@@ -1,13 +1,13 @@
-"""Processes of ours: started together, ended together, by id and never by name.
+"""Child processes: started together, ended together, by process id and never by name.
 
-How a child learns that its parent has died, even by SIGKILL:
+How a child learns of its parent's death, even by SIGKILL:
 
-    parent     spawns  python processes.py PARENT COMMAND…   no code of ours runs between fork and exec: with threads
-                                                             about, it might wait for a lock that nobody holds any more
-    that       asks the kernel for SIGKILL at the parent's death; looks whether PARENT is still its parent; becomes
-               COMMAND, in the same process, to which the kernel's promise holds on
+    parent     spawns  python processes.py PARENT COMMAND…   no code of ours runs between fork and exec: in a process
+                                                             with threads, a held lock would never be released there
+    child      asks the kernel for SIGKILL at the parent's death; checks whether PARENT is still its parent; becomes
+               COMMAND, in the same process, for which the kernel's setting stays in force
 
-The kernel means the *thread* that spawned: start children in one that lives as long as they shall.
+The kernel means the *thread* that spawned: start children in a thread that lives as long as they must.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 STOP_S_MAX = 20.0
-PRIVATE_UMASK = 0o077  # files are their owner's alone
+PRIVATE_UMASK = 0o077  # files readable by their owner alone
 UMASK_VARIABLE = "STATESIDE_UMASK"
-EXIT_FINAL = 3  # of a part that would fail again in the same way: whoever supervises it does not start it again
+EXIT_FINAL = 3  # of a part that would fail again in the same way: its supervisor does not restart it
 EXIT_NO_COMMAND = 127  # as in a shell
 SAFE_PATH = {
     "PYTHONSAFEPATH": "1"
@@ -36,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def wanted_umask(environment: Mapping[str, str]) -> int:
-    """The umask of our processes: private, or what STATESIDE_UMASK says in octal; SettingInvalid if that is none."""
+    """The umask of our processes: private, or the octal value of STATESIDE_UMASK; SettingInvalid for other texts."""
     text = environment.get(UMASK_VARIABLE, f"{PRIVATE_UMASK:03o}")
     if not (1 <= len(text) <= 4 and set(text) <= set("01234567") and int(text, 8) <= 0o777):
         from stateside.core.errors import SettingInvalid  # every child of ours loads this module first, as a script
@@ -49,17 +49,17 @@ def wanted_umask(environment: Mapping[str, str]) -> int:
 
 
 def current_umask() -> int:
-    """The umask that this process has. It is replaced by a private one while it is looked at: never by a loose one."""
+    """The process's umask. Reading the umask replaces it for a moment: by a private one, never by a loose one."""
     mask = os.umask(PRIVATE_UMASK)
     os.umask(mask)
     return mask
 
 
 class Child:
-    """A child process with its output in a log file. It does not outlive its parent, even one killed by SIGKILL."""
+    """A child process with its output in a log file. The child dies with its parent, even one killed by SIGKILL."""
 
     def __init__(self, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is all of the child's; by default it has its parent's."""
+        """`environment` is the child's whole environment; None inherits the parent's."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
@@ -74,15 +74,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     def stop(self, wait_s: float = STOP_S_MAX) -> int:
-        """Ask it to end, insist after a while, and return how it ended."""
+        """Send SIGTERM, after `wait_s` SIGKILL; returns the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -92,21 +91,21 @@ class Child:
             return self._process.wait()
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of its output, for a message."""
+        """The last lines of the output, for a message."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def last_words(self) -> str:
-        """The last line of its output that is no part of a stack trace."""
+        """The last line of the output outside of stack traces."""
         told = [line for line in self.tail(200).splitlines() if line and not line[0].isspace()]
         return told[-1] if told else "none"
 
 
 async def run(command: Sequence[str], seconds_max: float) -> tuple[int, str, str]:
-    """Run a command to its end: its exit code, its output and its messages; TimeoutError if that takes too long.
+    """Run a command to its end; returns (exit code, stdout, stderr). TimeoutError after `seconds_max`.
 
-    It is killed then, and also when the task that waits for it is cancelled: a server that stops does not wait for it.
+    The command is killed on a timeout, and when the waiting task is cancelled: a stopping server does not wait.
     """
-    import asyncio  # every child of ours loads this module first, and has no use for it
+    import asyncio  # not at the top: every child of ours loads this module first, and does not need asyncio
 
     process = await asyncio.create_subprocess_exec(
         *_bound(command),
@@ -127,18 +126,18 @@ async def run(command: Sequence[str], seconds_max: float) -> tuple[int, str, str
 
 
 def _bound(command: Sequence[str]) -> list[str]:
-    """The command in a process that ends with this one."""
+    """The command line for running `command` in a process bound to its parent's life."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Called in a child process: have the kernel end it when its parent dies (on Linux; elsewhere it does nothing).
+    """Called in a child process: the kernel kills the child when its parent dies (on Linux; a no-op elsewhere).
 
-    `parent_pid` is the id that the parent had when it started the child. If that is no longer the parent's, the parent
+    `parent_pid` is the id of the parent when it started the child. If the child has another parent by now, the parent
     has died already, and the child ends here.
 
-    It is SIGKILL: the kernel sends the signal once for each thread of a parent that is killed, and no handler stands a
-    shower of those. A parent that ends in order has stopped its children itself.
+    The signal is SIGKILL because the kernel sends it once for each thread of a killed parent, and no handler survives
+    such a burst. A parent that ends in order stops its children itself.
     """
     if _libc is None:
         return
@@ -148,22 +147,22 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def gain_no_privileges() -> None:
-    """No program that this process becomes or starts gains any by its file (on Linux; elsewhere it does nothing)."""
+    """Set no_new_privs: no program that this process executes gains privileges (on Linux; a no-op elsewhere)."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def free_port() -> int:
-    """A port on the loopback interface that nobody listens on at this moment."""
+    """A loopback port on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _become(parent_pid: int, command: list[str]) -> None:
-    """What a child does first: bind its life to its parent's, then become the command."""
+    """First code of a child: bind its life to its parent's, then exec the command."""
     die_with_parent(parent_pid)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a command would inherit it
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a command would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -174,7 +173,7 @@ def _become(parent_pid: int, command: list[str]) -> None:
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """The signals that came. No Event: a second signal while the first one sets it would wait for its lock for ever."""
+    """The signals received so far. Not an Event: a second signal during `set` would deadlock on the Event's lock."""
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]

@@ -1,6 +1,6 @@
-"""Options with secrets in them: a value `env:NAME` stands for what the environment variable NAME holds.
+"""Secrets in options: a value `env:NAME` stands for the value of the environment variable NAME.
 
-So a password stands neither in the application's code nor in its folder.
+So a password is neither in the application's code nor in its folder.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ PREFIX = "env:"
 HIDDEN = "…"
 _SECRET = re.compile(
     r"pass(word|phrase)|secret|key\.pem|jaas|oauthbearer\.config"
-)  # in the names of options, as Kafka's clients have them
+)  # in the names of options of Kafka's clients
 
 
 def with_secrets(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The options with each `env:NAME` replaced. SetupError names a variable that is not set; no value is ever told."""
+    """The options with each `env:NAME` replaced. SetupError names an unset variable; no value appears in a message."""
     found = os.environ if environ is None else environ
     return {option: _value(option, value, found) for option, value in options.items()}
 
 
 def without_secrets(text: str, options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str:
-    """A text that somebody else wrote, with the values of all `env:NAME` among the options taken out."""
+    """A foreign text, such as an error message, with the values of all `env:NAME` among the options taken out."""
     secrets = [with_secrets({option: value}, environ)[option] for option, value in options.items() if _is_secret(value)]
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -33,7 +33,7 @@ def without_secrets(text: str, options: Mapping[str, str], environ: Mapping[str,
 
 
 def plain_secret(options: Mapping[str, str]) -> str | None:
-    """The first option that holds a secret itself instead of naming the variable that does; None if none does."""
+    """The first option whose value is a secret itself instead of `env:NAME`; None if there is none."""
     return next((name for name, value in options.items() if _SECRET.search(name) and not _is_secret(value)), None)
 
 

@@ -1,4 +1,4 @@
-"""File systems. Reading goes through `pyarrow.fs`, so that a checkpoint may lie on local disk, S3 or HDFS alike."""
+"""Storage: reads through `pyarrow.fs`, so checkpoints may lie on local disk, S3 or HDFS; atomic writes; file locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow.fs as pafs
 
-CLOSED: Final = -1  # instead of a file's number, which the system gives to another file once this one is closed
+CLOSED: Final = -1  # in place of a closed file's descriptor, a number that the system may give to another file
 
 _COPY_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ _LOCK_LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A folder on some file system, read only. Paths are relative to it, with `/`."""
+    """A read-only folder on some file system. Paths are relative to the folder, with `/`."""
 
     filesystem: pafs.FileSystem
     root: str
@@ -42,38 +42,35 @@ class Storage:
         return f"{self.root}/{relative}" if relative else self.root
 
     def within(self, relative: str) -> Storage:
-        """A folder inside this one."""
         return Storage(self.filesystem, self.path(relative))
 
     def read(self, relative: str) -> bytes:
-        """The whole file; FileNotFoundError where there is none."""
+        """The content of the file; FileNotFoundError if the file does not exist."""
         with self.filesystem.open_input_stream(self.path(relative), compression=None) as stream:
             return bytes(stream.read())
 
     def names(self, relative: str = "") -> list[str]:
-        """The names in a folder, sorted; none where there is no such folder."""
+        """The names in a folder, sorted; empty if the folder does not exist."""
         selector = pafs.FileSelector(self.path(relative), allow_not_found=True)
         return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
 
     def exists(self, relative: str) -> bool:
-        """Whether there is such a file or folder."""
         return bool(self._info(relative).type != pafs.FileType.NotFound)
 
     def is_folder(self, relative: str) -> bool:
-        """Whether there is such a folder."""
         return bool(self._info(relative).type == pafs.FileType.Directory)
 
     def modified_us(self, relative: str) -> int:
-        """When the file was last written, in microseconds since 1970; FileNotFoundError where there is none."""
+        """The modification time in microseconds since 1970; FileNotFoundError if the file does not exist."""
         info = self._info(relative)
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(self.path(relative))
         return int(info.mtime_ns) // 1_000
 
     def bring(self, relative: str, target: Path) -> None:
-        """Have the file at a local path too, whatever becomes of it here: linked where that is possible, else copied.
+        """Link the file to a local path, or copy it where no link is possible. The target outlives the source.
 
-        FileNotFoundError where there is none.
+        FileNotFoundError if the file does not exist.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(self.filesystem, pafs.LocalFileSystem):
@@ -100,9 +97,9 @@ def write_atomically(
 ) -> None:
     """Replace a local file in one step: readers see the old content or the new one, never a part.
 
-    With `durable` it also survives a loss of power; without, only a crash of the process. `mode` is what it is made
-    with, less the process's umask: nobody else can open it for a moment either. Without `make_folder` it is an error if
-    the folder is not there: storage that is away must not be begun anew in its place.
+    With `durable` the content also survives a loss of power; without, only a crash of the process. `mode`, less the
+    process's umask, applies from the creation on: at no moment can another user open the file. Without `make_folder` a
+    missing folder is an error: storage that is away must not be started again in its place.
     """
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +128,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make a local folder durable, with all that is in it."""
+    """Make a local folder durable, with everything in it."""
     for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -141,9 +138,9 @@ def make_durable(folder: Path) -> None:
 
 
 def allocate(path: Path, size: int) -> None:
-    """Give a new file all of its blocks, before it is mapped: to touch one that is not there would be SIGBUS.
+    """Allocate all blocks of a new file before it is mapped: touching an unallocated block of a full disk is SIGBUS.
 
-    OSError if there is no room. A file that has content, or a file system that cannot, stays as it is.
+    OSError if the disk is full. A file with content, or on a file system without allocation, stays unchanged.
     """
     if path.exists() and path.stat().st_size:
         return
@@ -159,10 +156,10 @@ def allocate(path: Path, size: int) -> None:
 
 
 def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | None:
-    """A lock on a local file, as a file descriptor; None if somebody else has it, unless both are `shared`.
+    """Lock a local file; returns its file descriptor, or None if another process holds a conflicting lock.
 
-    A file that is not there is made with this mode, less the process's umask.
-    It is given back when the descriptor is closed, here and in every process that inherited it, or these have died.
+    A missing file is created with `mode`, less the process's umask. The lock ends when the descriptor is closed, here
+    and in every process that inherited it, or when all of these have died.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
@@ -177,7 +174,7 @@ def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | No
 
 
 def lock_within(path: Path, s_max: float, *, mode: int = 0o666) -> int | None:
-    """The same, tried again for so long; None if somebody else has it all the while."""
+    """As `try_lock`, retried for `s_max` seconds; None if another process holds the lock throughout."""
     deadline_s = time.monotonic() + s_max
     while (handle := try_lock(path, mode=mode)) is None and time.monotonic() <= deadline_s:
         time.sleep(_LOCK_LOOK_S)

@@ -1,6 +1,6 @@
-"""Leadership: of all processes that stand by for an application, one leads. No Spark, no clock that two machines share.
+"""Leadership: one leader among the standbys of an application, without comparing two machines' clocks.
 
-`election` has the protocol, numbered, and the argument why a leader that was paused can commit nothing.
+`election` has the numbered protocol, and the argument why a paused leader can commit nothing.
 """
 
 from stateside.leadership.election import Candidate, Leadership, alone

@@ -1,64 +1,64 @@
-"""The election: of all candidates one leads at a time, and an old leader that wakes up can commit nothing.
+"""The election: one candidate leads at a time, and an old leader that wakes up can commit nothing.
 
-How a candidate becomes the leader, and why it is the only one whose work counts. No two machines' clocks are compared.
+How a candidate becomes the leader, and why only its work counts. No two machines' clocks are compared.
 
-1. It takes its name among the members (`members`), and is refused if another process lives under it.
-2. It watches the newest claim and its renewals, by its own clock. The leader gives a sign of life four times in
-   `lease_s`, which stands in the claim. If neither claim nor renewals change for `lease_s`, as the candidate itself saw
-   from first to last, the lease has run out. Time in which the storage could not be read does not count: the leader
-   could not renew then either. Of time in which the candidate did not look, as it was paused itself, or slow, little
-   counts (`watch`): the leader may have been paused with it. A lease that was released, to this candidate or to
-   anybody, has run out at once.
-3. It claims the next epoch by a link, which one candidate alone can make: the others see a new claim, and go on at 2.
-   From here on every `check` of the old leader fails.
-4. It shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader leads anywhere: not those of
-   its driver, of its JVM, of its executors, of its sinks. So it plans no batch, stores no state, commits no batch, and
-   opens no table any more, wherever it was paused. What it did before lies open to be read.
-5. It opens its own gate, and fails if a later leader has shut that already. If the storage fails it between 3 and 5,
-   nobody leads: it may claim the next epoch as soon as it can, for nobody works under the one that it has. It does so
-   once, and then waits as anybody: it may be the only one whom the storage fails.
-6. It reads the checkpoint. After step 4 nothing changes there any more, so what it finds is what a crash of the old
-   leader at some moment would have left. Whatever holds after a crash holds now: Spark repeats the batch that was
-   planned last, if it is not committed, with the same range of the journal; every other one is either committed, and
-   its rows were delivered before that, or was never planned.
-7. Before each attempt to deliver a batch, the leader's delivery asks `check`.
+1. The candidate takes its name among the members (`membership`), and is refused if another live process has the name.
+2. The candidate watches the newest claim and its renewals, by its own clock. The leader renews four times per
+   `lease_s`, a duration stored in the claim. If neither claim nor renewals change for `lease_s`, as the candidate
+   itself observed from first to last, the lease has expired. Time without readable storage does not count: the leader
+   could not renew then either. Of time in which the candidate did not look, because it was paused or slow, little
+   counts (`LeaseWatch`): the leader may have been paused as well. A lease released to this candidate or to anyone has
+   expired at once.
+3. The candidate claims the next epoch by a hard link, possible for one candidate only: the others see a new claim, and
+   go on at 2. From here on every `check` of the old leader fails.
+4. The candidate shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader resolves: not
+   those of its driver, of its JVM, of its executors, of its sinks. So the old leader plans no batch, stores no state,
+   commits no batch, and opens no table any more, wherever it was paused. Its earlier writes stay readable.
+5. The candidate opens its own gate, and fails if a later leader has shut the gate already. If the storage fails between
+   3 and 5, nobody leads: the candidate may claim the next epoch as soon as possible, because nobody works under its
+   current epoch. After one such retry the candidate waits like any other: the storage may be failing for this candidate
+   alone.
+6. The new leader reads the checkpoint. After step 4 the checkpoint no longer changes, so its content is as a crash of
+   the old leader at some moment would have left it. Whatever holds after a crash holds now: Spark repeats the batch
+   planned last, if uncommitted, with the same range of the journal; every other batch either is committed, with its
+   rows delivered before the commit, or was never planned.
+7. Before each attempt to deliver a batch, the leader's delivery calls `check`.
 
-What an old leader can still do between 4 and its end, and who stops that. It has passed step 7 for the batch that it
-planned last, which is the very one that the new leader repeats, with the same rows under the same (query, batch), and:
+What an old leader can still do between step 4 and its end, and the effect. The old leader has passed step 7 for the
+batch planned last, the very batch that the new leader repeats, with the same rows under the same (query, batch), and:
 
-- it holds a Delta table opened: its commit is refused by the table's own log if the new leader's is in, as both set
-  (query, batch); if it is first, the new leader finds the batch stored. Rows with a key and billing's documents are
-  stored on top of the version that was looked at, or not at all;
-- it writes a file at a whole path outside the folder: the file's name is the batch's;
-- it is in a transaction of Kafka's: the new leader's producer has the same transactional id, which fences the old one;
-- it appends to the journal, with a segment open: its events have ids made of query, batch and key, and are stored once;
-- it is in a request to an HTTP endpoint: that is sent, and the new leader sends it again, with the same idempotency
-  key. What the endpoint does without looking at that key is done twice, and so is what it does after it has forgotten
-  the key, if the old leader slept so long. Nothing here can prevent that;
-- it finishes writing a file under a temporary name, which nobody reads.
+- has a Delta table open: the table's own log refuses its commit if the new leader's is in, as both set (query, batch);
+  if the old leader commits first, the new one finds the batch stored. Rows with a key and billing's documents are
+  stored on top of the version that was read, or not at all;
+- writes a file at an absolute path outside the folder: the file's name is derived from the batch;
+- is in a Kafka transaction: the new leader's producer has the same transactional id, and so fences the old one;
+- appends to the journal, with a segment open: the events have ids made of query, batch and key, and are stored once;
+- is in a request to an HTTP endpoint: the request is sent, and the new leader repeats the request with the same
+  idempotency key. An endpoint that ignores the key, or has forgotten the key because the old leader slept so long, acts
+  twice. Nothing here can prevent such a repetition;
+- finishes writing a file under a temporary name, read by nobody.
 
-Spark's own guard stays in place as the second line: a driver that finds `offsets/N` or `commits/N` there already ends
+Spark's own guard remains as the second line of defence: a driver that finds `offsets/N` or `commits/N` present ends
 with CONCURRENT_STREAM_LOG_UPDATE, and state files carry the id of the attempt (checkpoint format v2).
 
-How long a takeover takes: at most `lease_s` and one look (`lease_s` / 20) after the last sign of life, longer if the
-standby is held up itself; then the start of the queries; of Spark as well, if the standby is cold. After a stop or a
-hand-over in order there is nothing to wait for but one look. A leader hands over to who asks for it, and has given a
-sign of life since that was seen: until then, which takes up to half a lease, it goes on working.
+Duration of a failover: at most `lease_s` plus one look (`lease_s` / 20) after the last renewal, longer if the standby
+itself is held up; then the start of the queries, and of Spark as well if the standby is cold. After an orderly stop or
+hand-over the wait is one look. A leader hands over to a candidate that asked and has given a sign of life since the
+request was seen: until then, up to half a lease, the leader goes on working.
 
-A leader, from its claim to its end: gives signs of life, hears who asks for the leadership, knows if it leads.
+`alone` takes the leadership for a tool that changes the foundations of jobs, and needs all jobs stopped:
 
-Alone: the leadership for somebody who changes what jobs stand on, and wants none of them to live meanwhile.
-
-1. Where the lease was released, or nobody has led yet, whoever has a file among the members is watched for a lease: of
-   a process that stands by or starts it changes, of one that was killed it does not. No clocks are compared. Who left
+1. Where the lease was released, or nobody has led yet, every member with a file is watched for a lease: the file of a
+   waiting or starting process changes, the file of a killed one does not. No clocks are compared. A process that left
    in order has no file, and is not waited for.
-2. The leadership is waited for, as any standby does (`election`): that of a leader that was killed or is paused runs
-   out after a lease in which it gave no sign. If anybody gives one meanwhile, leader or member, that is the end.
-3. From here on it leads. A leader that was only paused, and wakes up, finds its gate shut, and its `check` fails.
+2. The tool waits for the leadership like any standby: the lease of a killed or paused leader expires without renewals.
+   Any sign of life meanwhile, from leader or member, ends the attempt.
+3. From here on the tool leads. A leader that was merely paused finds its gate shut when it wakes up, and its `check`
+   fails.
 
-That others are watched is for people: they are told that a job lives, instead of finding it begun again. Step 3 is what
-makes it safe. So it does no harm if a standby whose own lease is longer than the last leader's gives no sign in time:
-it goes on waiting, and leads when this is released.
+Watching the others serves people: they learn that a job is alive, instead of finding the job restarted. Safety comes
+from step 3. So a standby whose own lease is longer than the last leader's, and gives no sign in time, does no harm: the
+standby goes on waiting, and leads after the release.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The leadership of one epoch. `start` begins the renewals in a thread; `release` ends it in order.
+    """The leadership of one epoch, from claim to release. `start` begins the renewals in a thread.
 
-    Whoever does something that only a leader may calls `check` before, and does it by paths under `root` alone, which
-    go through the epoch's gate.
+    Before every action reserved for the leader a caller calls `check`, and then uses only paths under `root`, all of
+    them through the epoch's gate.
     """
 
     def __init__(self, root: Path, claim: Claim, membership: Membership) -> None:
@@ -114,18 +114,18 @@ class Leadership:
         self._thread = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
 
     def start(self) -> Leadership:
-        """Begin to renew the lease, four times in its length."""
+        """Begin to renew the lease, four times per `lease_s`."""
         self._thread.start()
         return self
 
     def check(self) -> None:
-        """LeadershipLost if somebody else leads by now; OSError if that cannot be found out, as the storage is away."""
+        """LeadershipLost if another process leads by now; OSError if the storage is away and cannot answer."""
         newest = self._lease.newest()
         if newest is None or (newest.epoch, newest.token) != (self.claim.epoch, self.claim.token):
             raise self._lost(newest)
 
     def renew(self) -> None:
-        """One sign of life. LeadershipLost and OSError as in `check`."""
+        """One renewal, a sign of life. LeadershipLost and OSError as in `check`."""
         self.check()
         self._count += 1
         self._lease.renew(self.claim.epoch, Renewal(self._count))
@@ -134,27 +134,27 @@ class Leadership:
 
     @property
     def pause_file(self) -> Path:
-        """While it is there this leader begins no new batch. Its own: another leader's stop is no concern of it."""
+        """Exists while the leader may begin no new batch. One per epoch: another leader's stop has no effect."""
         return self._lease.folder / f"pause-{self.claim.epoch}"
 
     @property
     def asked(self) -> TakeoverRequest | None:
-        """Who asks for the leadership, as of the last renewal, and lives: it has given a sign since its wish was seen.
+        """The live candidate that asks for the leadership, as of the last renewal.
 
-        Who asked, and was killed or stopped since, is not handed over to: nobody would lead.
+        Live means a sign of life since its request was seen. A hand-over to a dead candidate would leave no leader.
         """
         return self._asked
 
     def end(self) -> None:
-        """Renew no longer, and release nothing: what a crash does, in order."""
+        """Stop renewing without releasing the lease: the effect of a crash, in order."""
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(self.claim.lease_s)  # no longer: it may hang in storage that is away
+            self._thread.join(self.claim.lease_s)  # bounded: the thread may hang in storage that is away
 
     def release(self) -> None:
-        """Lead no longer: who asked for it, or else anybody, may at once. The caller has stopped all that it did.
+        """End the leadership: the requesting candidate, or else any candidate, may lead at once. Idempotent.
 
-        Who asked, and has left since, is forgotten: nobody need wait for it. Called again it does nothing.
+        The caller has stopped all of its work. A request of a candidate that has left since is dropped.
         """
         if self._released:
             return
@@ -167,7 +167,7 @@ class Leadership:
             to = self._asked.token if self._asked is not None else None
             self._lease.renew(self.claim.epoch, Renewal(self._count + 1, released=True, to=to))
         except LeadershipLost:
-            return  # nothing is left to be released
+            return
         except (OSError, StatesideError) as error:
             log.warning("the lease was not released, and runs out by itself: %s", error)
 
@@ -175,9 +175,9 @@ class Leadership:
         while not self._ended.wait(self.claim.lease_s / RENEWALS_A_LEASE):
             try:
                 self.renew()
-            except OSError as error:  # the storage is away, for standbys too: it is tried again
+            except OSError as error:  # the storage is away, for standbys too: the next turn retries
                 log.warning("the lease cannot be renewed: %s", error)
-            except StatesideError as error:  # whoever asks `check` is told the same
+            except StatesideError as error:  # `check` raises the same for callers
                 log.error("%s", error)
                 return
 
@@ -201,7 +201,7 @@ class Leadership:
             self._membership.beat("leading")
         except IdentityTaken as error:
             log.warning("%s", error)
-        except OSError as error:  # it leads all the same, and has just renewed its lease
+        except OSError as error:  # the leader has just renewed its lease, and goes on leading
             log.warning("the members cannot be told who leads: %s", error)
 
     def _lost(self, newest: Claim | None) -> LeadershipLost:
@@ -214,14 +214,14 @@ class Leadership:
         )
 
 
-LEASE_S_MIN = 0.2  # shorter ones run out while a busy machine is about something else
+LEASE_S_MIN = 0.2  # shorter ones expire while a busy machine does other work
 LOOKS_A_LEASE = 20
 AUTO = "auto"
-OnStep = Callable[[int], None]  # told each numbered step from 3 on as it is reached: tests pause and crash there
+OnStep = Callable[[int], None]  # called with each numbered step from 3 on as it is reached: tests pause and crash there
 
 
 class Candidate:
-    """A process that stands by for an application's folder. `wait` for the leadership, or `step` by step."""
+    """A process that stands by for an application's folder. Call `wait` for the leadership, or `step` by step."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Candidate:
         clock: Clock | None = None,
         on_step: OnStep = lambda step: None,
     ) -> None:
-        """The `identity` AUTO is made of host and process."""
+        """With `identity` AUTO the name is made of host and process id."""
         if not lease_s >= LEASE_S_MIN or lease_s == float("inf"):
             raise SettingInvalid(f"A lease of {lease_s} s cannot be kept", next_step=f"Give {LEASE_S_MIN} s or more")
         self._host, self._pid = socket.gethostname(), os.getpid()
@@ -245,12 +245,12 @@ class Candidate:
         self._watch = LeaseWatch()
         self._beat_due_s = 0.0
         self._tried_again = False
-        self._asked_epoch: int | None = None  # of the leader that we have asked to hand over; None if we ask nobody
+        self._asked_epoch: int | None = None  # of the leader asked to hand over; None without a request
         self._seeing = True
         self._lease.make()
 
     def enter(self, told_to_stop: Callable[[], bool]) -> bool:
-        """Step 1 alone, for who has to get ready before it waits; False if it is told to stop before that."""
+        """Step 1 alone, for a process that prepares before waiting; False if told to stop before joining."""
         while not told_to_stop():
             if self._membership.join(self._ticks(), self._lease_s / 2):
                 return True
@@ -259,9 +259,9 @@ class Candidate:
 
     @contextmanager
     def getting_ready(self) -> Iterator[None]:
-        """After `enter`, until the `with` ends: signs of life from a thread, so that its name stays its own meanwhile.
+        """Signs of life from a thread between `enter` and the first `step`, so that the name stays taken meanwhile.
 
-        Nothing else of the candidate may be called in it.
+        No other method of the candidate may be called inside the `with`.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._keep_starting, args=(ended,), name="member", daemon=True)
@@ -273,7 +273,7 @@ class Candidate:
             thread.join()
 
     def wait(self, told_to_stop: Callable[[], bool], wait_s: float = float("inf")) -> Leadership | None:
-        """Until it leads, with renewals begun; None if it is told to stop before, or the time is over."""
+        """Wait until this candidate leads, and start its renewals; None if told to stop before, or after `wait_s`."""
         deadline_s = self._ticks() + wait_s
         while not told_to_stop():
             leadership = self.step()
@@ -285,9 +285,9 @@ class Candidate:
         return None
 
     def step(self) -> Leadership | None:
-        """One look, and what follows from it; the leadership if it is ours now, with its first renewal given.
+        """One look at the lease and its consequence; returns the leadership once won, with its first renewal given.
 
-        Who leads does not look any more.
+        A leader takes no more steps.
         """
         try:
             if not self._known():
@@ -295,7 +295,7 @@ class Candidate:
             epoch = self._epoch_to_take()
             self._seeing = True
             return None if epoch is None else self._take(epoch)
-        except OSError as error:  # nothing was seen: what was seen before counts no more
+        except OSError as error:  # nothing was seen: earlier observations no longer count
             if self._seeing:
                 log.warning("the lease cannot be read: %s", error)
             self._seeing = False
@@ -303,10 +303,10 @@ class Candidate:
             return None
 
     def ask(self) -> Claim | None:
-        """Ask the present leader to hand over to us; who that is, None if nobody leads.
+        """Ask the current leader to hand over to this candidate; returns its claim, or None if nobody leads.
 
-        If another one leads before us, `step` asks that one; unless the one that we asked has handed over to who asked
-        after us: two would take the leadership from each other.
+        If another process leads first, `step` asks again; unless the leader asked here has handed over to a later
+        requester: otherwise two candidates would take the leadership from each other for ever.
         """
         newest = self._lease.newest()
         leads = newest is not None and not read_renewal(self._lease.sign(newest.epoch)).released
@@ -316,11 +316,9 @@ class Candidate:
         return newest if leads else None
 
     def leader(self) -> Claim | None:
-        """The newest claim."""
         return self._lease.newest()
 
     def leave(self) -> None:
-        """Stand by no longer."""
         try:
             self._membership.leave()
         except OSError as error:
@@ -332,7 +330,7 @@ class Candidate:
                 self._membership.beat("starting")
             except OSError as error:
                 log.warning("no sign of life can be given: %s", error)
-            except IdentityTaken:  # the next `step` says the same
+            except IdentityTaken:  # the next `step` raises the same
                 return
 
     def _known(self) -> bool:
@@ -362,10 +360,10 @@ class Candidate:
         return newest.epoch + 1 if silent else None
 
     def _ask_again(self, newest: Claim) -> None:
-        """If we have asked another leader than this one, which was replaced without handing over to anybody else."""
+        """Ask again if the leader asked before was replaced without handing over to another candidate."""
         if self._asked_epoch is None or self._asked_epoch >= newest.epoch:
             return
-        with suppress(OSError):  # it is tried again at the next look, and no reason not to watch this leader
+        with suppress(OSError):  # the next look retries; no reason to stop watching this leader
             if read_renewal(self._lease.sign(self._asked_epoch)).to in (None, self.token):
                 self.ask()
             else:
@@ -392,23 +390,24 @@ class Candidate:
         return leadership
 
     def _tidy(self, epoch: int) -> None:
-        """Each run leaves a claim, and one that is killed its name: a leader removes what nobody needs any more."""
+        """Each run leaves a claim, and a killed run its name: a leader removes the old ones."""
         try:
             self._lease.forget_before(epoch - EPOCHS_KEPT)
             forget_killed(self._root, self._clock.now_us())
-        except OSError as error:  # the next leader tries it again
+        except OSError as error:  # the next leader retries
             log.info("the lease's folder was not tidied: %s", error)
 
 
-LEASE_S = 10.0  # where nobody has led yet, and so nobody has said how long theirs is
-LEASES_MAX = 4  # so long the leadership is waited for; one is enough unless this process is held up
+LEASE_S = 10.0  # where nobody has led yet, and so no claim has a duration
+LEASES_MAX = 4  # how long to wait for the leadership; one is enough unless this process is held up
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[Leadership]:
-    """The leadership of a folder where nobody else lives, on whichever machine; released when the `with` ends.
+    """The leadership of a folder with no other live process, on whatever machine; released when the `with` ends.
 
-    PipelineRunning if anybody leads, stands by or starts there; OSError or LeaseInvalid if that cannot be found out.
+    PipelineRunning if another process leads, stands by or starts there; OSError or LeaseInvalid if the storage gives no
+    answer.
     """
     newest = Lease(root).newest()
     lease_s = LEASE_S if newest is None else newest.lease_s
@@ -431,14 +430,14 @@ def alone(root: Path) -> Iterator[Leadership]:
 
 
 class _Others:
-    """The other members, and the newest leader: whether any of them gives a sign of life."""
+    """The other members and the newest leader: whether any gives a sign of life."""
 
     def __init__(self, root: Path, own: str) -> None:
         self._root, self._own = root, own
         self._first = self._signs()
 
     def wait(self, lease_s: float) -> None:
-        """Until no member has given a sign for a lease; PipelineRunning as soon as one does."""
+        """Wait until no member has given a sign for a lease; PipelineRunning as soon as one does."""
         watch = LeaseWatch()
         while (members := self._members()) and not watch.look(members, boot_s(), lease_s):
             if self.live():
@@ -446,18 +445,18 @@ class _Others:
             time.sleep(lease_s / LOOKS_A_LEASE)
 
     def live(self) -> bool:
-        """Whether anybody has given a sign since the beginning."""
+        """Whether any of the others has given a sign since the start."""
         return bool(self.living())
 
     def living(self) -> list[str]:
-        """Who has: who came, or whose sign is another one. Who has left does not live."""
+        """Members that joined or changed their sign since the start. A member that left is not alive."""
         return [name for name, sign in self._signs().items() if self._first.get(name) != sign]
 
     def _signs(self) -> dict[str, object]:
-        """With the newest leader's renewals, which it gives even if another process has its name by now."""
+        """Includes the newest leader's renewals, given even if another process has its name by now."""
         lease = Lease(self._root)
         newest = lease.newest()
-        if newest is None or newest.identity == self._own:  # by a claim that the storage kept us from making good
+        if newest is None or newest.identity == self._own:  # our own claim, which a storage failure kept incomplete
             return self._members()
         renewals = newest.epoch, newest.token, lease.sign(newest.epoch)
         return {**self._members(), f"{newest.identity} (process {newest.pid} on {newest.host})": renewals}

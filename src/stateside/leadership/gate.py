@@ -1,26 +1,25 @@
-"""Gates: a leader reaches the application's folder through one, and whoever comes after shuts it.
+"""Gates: a leader reaches the application's folder through a symbolic link that its successor shuts (fencing).
 
-    FOLDER/lease/gates/7     a link to FOLDER (../..) while it is open; a link to itself (7) once it is shut
+    FOLDER/lease/gates/7     a link to FOLDER (../..) while the gate is open; a link to itself (7) once shut
 
-The leader of epoch 7 is given `FOLDER/lease/gates/7` as the application's folder. So every path that its driver, its
-JVM and its executors use goes through the gate: checkpoint, journal, tables, files. To shut it is one rename, which
-puts the other link in its place. From that moment none of these paths leads anywhere ("Too many levels of symbolic
-links"), and no folder can be made in their place either. Nobody needs to know where the old leader is paused: it cannot
-go on from there.
+The leader of epoch 7 is given `FOLDER/lease/gates/7` as the application's folder, so every path of its driver, its JVM
+and its executors goes through the gate: checkpoint, journal, tables, files. One rename shuts the gate, by putting the
+other link in the open one's place. From then on no such path resolves ("Too many levels of symbolic links"), and no
+folder can be created in their place either. Wherever the old leader was paused, it can open no further file.
 
-Why a link to itself: with nothing there, or a link to nothing, a path would be told to be *absent*, and who finds a
-table or a mark absent might begin a new one. What Spark itself keeps as whole paths, through gates that are shut by
-now, `pipeline.schema_paths` brings home.
+Why a link to itself: with nothing there, or a dangling link, a path would be reported as *absent*, and code that finds
+a table or a mark absent might create a new one. Absolute paths that Spark itself stores, through gates shut by now, are
+rewritten by `pipeline.view_query`.
 
-A gate that was not opened yet is shut as well: its leader, paused before it opened it, then cannot.
+A gate not opened yet is shut as well: its leader, if paused before opening, can then no longer open the gate.
 
-This holds where a rename is seen by every machine at once: on a local disk for the processes of one machine; of shared
-file systems on CephFS, GPFS, Lustre, BeeGFS, GFS2, OCFS2. Not on NFS as it is mounted by default: its clients remember
-names for some seconds (mount with `lookupcache=none,actimeo=0`), and a call that was under way when the network was cut
-is made good when that heals, without looking at names again (mount with `soft`, and `timeo` and `retrans` such that a
-call fails within `lease_s`). It does not hold on object stores, nor on what shows them as a disk. The probe refuses
-those that cannot link, and NFS that remembers names (`probe`); how long a call may take it cannot tell.
-None of these but local disks has been tried.
+The guarantee holds where every machine sees a rename at once: on a local disk for the processes of one machine; of
+shared file systems on CephFS, GPFS, Lustre, BeeGFS, GFS2, OCFS2. Not on NFS as mounted by default: NFS clients cache
+names for some seconds (mount with `lookupcache=none,actimeo=0`), and a call under way when the network was cut is
+completed after the network heals, without resolving names again (mount with `soft`, and `timeo` and `retrans` such that
+a call fails within `lease_s`). Not on object stores, nor on their file-system adapters. The probe
+(`lease.check_folder`) refuses file systems without links, and NFS with cached names; the duration of a call cannot be
+probed. Of all these only local disks have been tried.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from stateside.leadership.lease import FOLDER_NAME
 
 
 def ungated(path: Path) -> Path:
-    """The path without the gate that it goes through: the name by which every leader knows the same thing."""
+    """The path without its gate: the same name under every leader."""
     parts = path.parts
     for at in range(len(parts) - 2):
         if parts[at : at + 2] == (FOLDER_NAME, "gates") and parts[at + 2].isdigit():
@@ -44,7 +43,7 @@ def ungated(path: Path) -> Path:
 
 
 class Gates:
-    """The gates of one application, one an epoch."""
+    """The gates of one application, one per epoch."""
 
     def __init__(self, root: Path) -> None:
         """`root` is the application's folder."""
@@ -55,7 +54,7 @@ class Gates:
         return self._folder / str(epoch)
 
     def open(self, epoch: int) -> Path:
-        """Open the gate of a new leader; LeadershipLost if a later one has shut it already."""
+        """Open the gate of a new leader; LeadershipLost if a later leader has shut the gate already."""
         try:
             self.path(epoch).symlink_to(Path("..", ".."), target_is_directory=True)
         except FileExistsError:
@@ -66,14 +65,13 @@ class Gates:
         return self.path(epoch)
 
     def shut_before(self, epoch: int) -> None:
-        """Shut the gates of all earlier epochs, for good. Who repeats this changes nothing."""
+        """Shut the gates of all earlier epochs, for good. Idempotent."""
         for earlier in range(1, epoch):
             if not self.is_shut(earlier):
                 self._shut(earlier)
         sync_directory(self._folder)
 
     def is_shut(self, epoch: int) -> bool:
-        """Whether nothing gets through any more."""
         path = self.path(epoch)
         return path.is_symlink() and path.readlink() == Path(path.name)
 

@@ -1,22 +1,19 @@
-"""The lease: files that say who leads, in the application's folder, which the leader and its standbys share.
+"""The lease: files in the application's folder, shared by leader and standbys, that record who leads.
 
 FOLDER/lease/
-  claims/EPOCH.json     who leads from this epoch on: {"epoch", "identity", "token", "host", "pid", "lease_s",
-                        "time_us"}. It gets its name by a link, whole and durable, if nobody else has that name; it
-                        is never changed, and deleted when it is long past. Epochs are 1, 2, 3, …; the highest one leads
-  renewals/EPOCH.json   that leader's signs of life, counted: {"count", "released", "to"}. Nobody else writes it, so one
-                        that wakes up late disturbs no other. With `released` it leads no longer; `to` says who is next
-  gates/EPOCH           what that leader's paths go through (`gate`)
-  asked.json            who asks the leader of which epoch to hand over: {"epoch", "identity", "token"}
-  members/NAME.json     who leads or stands by, for people, and so that nobody has a name twice (`members`)
+  claims/EPOCH.json     who leads from the epoch on: {"epoch", "identity", "token", "host", "pid", "lease_s",
+                        "time_us"}. Created by a hard link, whole and durable, if the name is free; never changed, and
+                        deleted when long past. Epochs are 1, 2, 3, …; the highest one leads
+  renewals/EPOCH.json   the leader's signs of life, counted: {"count", "released", "to"}. Only this leader writes the
+                        file, so a late one disturbs no other. `released` ends the leadership; `to` names the next
+  gates/EPOCH           the link in all of the leader's paths (`gate`)
+  asked.json            a request to the leader of an epoch to hand over: {"epoch", "identity", "token"}
+  members/NAME.json     who leads or stands by, for people, and to keep names unique (`membership`)
 
-Times in these files are shown to people. Nothing is decided by them.
+Times in the files are for display. No decision depends on stored times: each process measures durations with its own
+monotonic clock (`boot_s`), and a standby decides by its own observations (`LeaseWatch`).
 
-Time that only passes: each process measures with its own, and never compares it with another's.
-
-What a standby has seen of a lease, by its own clock.
-
-The probe: whether an application's folder can hold a lease at all, found out before anybody leads.
+The probe (`check_folder`) finds out whether an application's folder can hold a lease at all, before anybody leads.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ from stateside.core.errors import LeaseInvalid, SettingInvalid
 from stateside.core.storage import sync_directory, write_atomically
 
 FOLDER_NAME = "lease"
-EPOCHS_KEPT = 100  # for people who look what happened
+EPOCHS_KEPT = 100  # for people who investigate
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who leads from an epoch on; equal to no other claim, as the token was drawn at random."""
+    """Who leads from an epoch on. The random token makes every claim unique."""
 
     epoch: int
     identity: str
@@ -58,12 +55,12 @@ class Renewal:
 
     count: int = 0
     released: bool = False
-    to: str | None = None  # the token of who is to be the next leader; None is anybody
+    to: str | None = None  # the token of the next leader; None is any candidate
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverRequest:
-    """A wish that the leader of an epoch hands over."""
+    """A request to the leader of an epoch to hand over."""
 
     epoch: int
     identity: str
@@ -71,7 +68,7 @@ class TakeoverRequest:
 
 
 class Lease:
-    """Reads and writes these files. Whether one may write which of them is the caller's to know: see `election`."""
+    """Reads and writes the lease's files. `election` decides which process may write which file."""
 
     def __init__(self, root: Path) -> None:
         """`root` is the application's folder."""
@@ -79,9 +76,9 @@ class Lease:
         self._claims, self._renewals = self.folder / "claims", self.folder / "renewals"
 
     def exists(self) -> bool:
-        """Whether anybody ever led here, or stood by for it: from then on whoever runs must lead.
+        """Whether any process ever led or stood by here: from then on every run must lead.
 
-        OSError if that cannot be found out: it must not look as if nobody had.
+        OSError if the storage does not answer: unknown must not look like never.
         """
         try:
             return stat.S_ISDIR(self._claims.stat().st_mode)
@@ -89,7 +86,6 @@ class Lease:
             return False
 
     def make(self) -> None:
-        """Have the folders."""
         for folder in (self._claims, self._renewals, self.folder / "gates", self.folder / "members"):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -102,9 +98,9 @@ class Lease:
     def forget_before(self, epoch: int) -> None:
         """Delete the claims and renewals of earlier epochs; for the leader alone, of epochs before its own.
 
-        The gates stay, and therefore a claim need not: a candidate that was paused before it claimed such an epoch
-        finds the name free when it wakes up, and takes it; but the epoch's gate was shut by every leader since, so it
-        does not get through step 5 of the election. The highest claim leads all the while, and is never deleted.
+        Deleting claims is safe because the gates stay: a candidate paused before it claimed such an epoch finds the
+        name free when it wakes up, and takes it; but every leader since has shut the epoch's gate, so the candidate
+        fails at step 5 of the election. The highest claim leads all the while, and is never deleted.
         """
         for folder in (self._claims, self._renewals):
             for path in folder.glob("[0-9]*.json"):
@@ -112,7 +108,7 @@ class Lease:
                     path.unlink(missing_ok=True)
 
     def claim(self, claim: Claim) -> bool:
-        """Lead from the claim's epoch on; whether nobody else was first."""
+        """Claim the epoch; False if another candidate was first."""
         named = self._claims / f"{claim.epoch}.json"
         temporary = self._claims / f".{claim.epoch}.{secrets.token_hex(8)}"
         try:
@@ -127,23 +123,23 @@ class Lease:
         return won
 
     def sign(self, epoch: int) -> bytes:
-        """The file of a leader's renewals as it is: what a standby watches for changes; empty before the first."""
+        """The bytes of a leader's renewal file, watched by standbys for changes; empty before the first renewal."""
         try:
             return self._renewal_file(epoch).read_bytes()
         except FileNotFoundError:
             return b""
 
     def renew(self, epoch: int, renewal: Renewal) -> None:
-        """Give a sign of life. It need not outlast a loss of power: its leader would not either."""
+        """Give a sign of life. Not durable unless released: after a loss of power the leader is gone as well."""
         content = json.dumps(asdict(renewal)).encode()
         write_atomically(self._renewal_file(epoch), content, durable=renewal.released, make_folder=False)
 
     def ask(self, asked: TakeoverRequest) -> None:
-        """Ask the leader of an epoch to hand over. Of several who ask the last one is heard."""
+        """Ask the leader of an epoch to hand over. The last request wins."""
         write_atomically(self.folder / "asked.json", json.dumps(asdict(asked)).encode(), make_folder=False)
 
     def asked(self, epoch: int) -> TakeoverRequest | None:
-        """Who asks the leader of this epoch to hand over."""
+        """The request to the leader of this epoch."""
         try:
             asked = TakeoverRequest(**_document((self.folder / "asked.json").read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
@@ -170,7 +166,7 @@ class Lease:
 
 
 def read_renewal(sign: bytes) -> Renewal:
-    """What a sign of life says; one that a loss of power left empty says nothing."""
+    """Parse a renewal; a file that a loss of power left empty is an empty renewal."""
     try:
         return Renewal(**_document(sign))
     except (ValueError, TypeError):
@@ -185,10 +181,10 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def _link(temporary: Path, named: Path) -> bool:
-    """Give the file its name if nobody has it; whether it has it now.
+    """Give the file its name if the name is free; whether the file has the name now.
 
-    Over a network the answer to a link that was made may be lost, and the repeated call told that the name is taken:
-    then the file has two names.
+    Over a network the reply to a successful link may be lost, and the repeated call then reports that the name is
+    taken: the file has two names in that case.
     """
     try:
         named.hardlink_to(temporary)
@@ -202,20 +198,20 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_s() -> float:
-    """Seconds since this machine was started, with those in which it slept: who watches has not looked meanwhile."""
+    """Seconds since this machine was started, including those it slept: a sleeping watcher did not look."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 
-LOOKS_MIN = 4  # of a gap between two looks only that part of the whole time counts
+LOOKS_MIN = 4  # of a gap between two looks at most 1/LOOKS_MIN of the lease counts
 
 
 @dataclass(slots=True)
 class LeaseWatch:
-    """For how long something has been seen unchanged. Time in which it could not be seen does not count.
+    """How long a sign has been observed unchanged. Time without a readable sign does not count.
 
-    Nor does most of the time in which nobody looked: who watches may have been paused, and what it watches with it, on
-    the same machine or by the same storage, so that no sign could be given. Of a gap between two looks a quarter of the
-    time that is waited for counts, and not more. Who is merely slow, and looks seldom, so comes to an end all the same.
+    Nor does most of the time between distant looks: the watcher may have been paused, and the leader with it, on the
+    same machine or by the same storage, so that no sign could be given. Of a gap between two looks at most a quarter of
+    `enough_s` counts. A merely slow watcher, with rare looks, thus still reaches the end.
     """
 
     _seen: object = None
@@ -223,7 +219,7 @@ class LeaseWatch:
     _unchanged_s: float = 0.0
 
     def look(self, sign: object, now_s: float, enough_s: float) -> bool:
-        """This is what it looks like now; whether it surely has for `enough_s`."""
+        """Record the current sign; whether the sign has surely been unchanged for `enough_s`."""
         if self._looked_s is None or sign != self._seen:
             self._seen, self._unchanged_s = sign, 0.0
         else:
@@ -232,25 +228,25 @@ class LeaseWatch:
         return self._unchanged_s >= enough_s
 
     def changed(self, sign: object) -> bool:
-        """Whether it was seen before, and looked different."""
+        """Whether an earlier look saw another sign."""
         return self._looked_s is not None and sign != self._seen
 
     def forget(self) -> None:
-        """It cannot be seen: begin anew with the next look."""
+        """The sign cannot be read: start again with the next look."""
         self._looked_s = None
 
 
 Scope = Literal["shared", "machine"]
 
 
-# What no other machine sees. Everything else is taken for shared, if it can do what a lease needs.
+# File systems invisible to other machines. All others count as shared, if they can do what a lease needs.
 LOCAL_TYPES = frozenset(
     {"btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
 )
 
 
-# What NFS must be mounted with, for a rename to be seen by all at once (`gate`); as the kernel tells it. `actimeo=0` is
-# told by its four parts; `noac` says the same as these.
+# The NFS mount options with which all machines see a rename at once (`gate`), as the kernel reports them. `actimeo=0`
+# is reported as its four parts; `noac` is equivalent to these.
 NFS_TYPES = frozenset({"nfs", "nfs4"})
 NFS_NAMES = "lookupcache=none"
 NFS_OPTIONS = frozenset({NFS_NAMES, "acregmin=0", "acregmax=0", "acdirmin=0", "acdirmax=0"})
@@ -259,14 +255,14 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What a folder is on: the type of the file system, and the options that it is mounted with."""
+    """A mounted file system: its type and its mount options."""
 
     kind: str
     options: frozenset[str]
 
 
 def check_folder(root: Path, scope: Scope, mounts: Path = _MOUNTS) -> None:
-    """SettingInvalid if standbys on other machines would not see the folder's lease, LeaseInvalid if it cannot be kept.
+    """SettingInvalid if standbys on other machines would not see the lease, LeaseInvalid if the folder cannot hold one.
 
     With the scope `machine` all candidates are on this machine, and a local disk will do.
     """
@@ -280,7 +276,7 @@ def check_folder(root: Path, scope: Scope, mounts: Path = _MOUNTS) -> None:
 
 
 def file_system(folder: Path, mounts: Path = _MOUNTS) -> Mount | None:
-    """The file system that a folder is on; None where that cannot be told (not on Linux)."""
+    """The file system of a folder; None if unknown (not on Linux)."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -314,7 +310,7 @@ def _check_scope(root: Path, scope: Scope, mount: Mount | None) -> None:
 
 
 def _check_abilities(own: Path) -> None:
-    """Links that one alone can make; a rename that puts one in another's place, after which no path leads through."""
+    """Exclusive hard links; a rename that replaces a symbolic link, after which no path resolves through the link."""
     file, name, gate, shut = (own / each for each in ("file", "name", "gate", "shut"))
     own.mkdir()
     try:

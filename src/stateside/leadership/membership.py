@@ -1,14 +1,14 @@
-"""Members: who leads or stands by under which name, so that people see it and nobody has a name twice.
+"""Membership: the processes that lead or stand by, each under a unique name, for people to see.
 
     members/NAME.json := {"token", "state", "count", "host", "pid", "time_us"}
     state             := "starting" | "standing by" | "leading"
 
-A name that is there already is watched first. If its file changes, its owner lives, and the newcomer is refused; if it
-does not for half a lease, its owner was killed, and the newcomer takes the name. Who finds a stranger's token in its
-own file was taken for dead, or began at the same moment as the other, and is refused too. A leader goes on all the
-same: whether it leads says its claim alone.
+A newcomer first watches a name that exists already. If the file changes, its owner is alive, and the newcomer is
+refused; if the file stays unchanged for half a lease, its owner was killed, and the newcomer takes the name. A process
+that finds a foreign token in its own file was taken for dead, or started at the same moment as the other process, and
+is refused too. A leader goes on all the same: its claim alone decides whether it leads.
 
-Who leads an application and who stands by, as readers are told. Times are shown, and nothing is decided by them.
+`standing` reports leader and standbys to readers. Times are for display, and decide nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stateside.core.storage import write_atomically
 from stateside.leadership.lease import FOLDER_NAME, Lease, LeaseWatch, read_renewal
 
 MemberState = Literal["starting", "standing by", "leading"]
-FORGOTTEN_US = 3_600_000_000  # who was not heard for so long is not shown any more
+FORGOTTEN_US = 3_600_000_000  # members silent for longer are no longer shown
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a member says of itself, as often as it gives signs of life."""
+    """A member's own report, rewritten with every sign of life."""
 
     token: str
     state: MemberState
@@ -42,7 +42,7 @@ class Member:
 
 
 class Membership:
-    """One process's name among the members. For one thread at a time."""
+    """One process's name among the members. Not thread-safe."""
 
     def __init__(self, root: Path, identity: str, token: str, host: str, pid: int, clock: Clock) -> None:
         check_identity(identity)
@@ -53,11 +53,10 @@ class Membership:
 
     @property
     def joined(self) -> bool:
-        """Whether the name is ours."""
         return self._count > 0
 
     def join(self, now_s: float, patience_s: float) -> bool:
-        """Take the name if it is free; whether it is ours now. IdentityTaken if its owner lives."""
+        """Take the name if it is free; whether it is ours now. IdentityTaken if its owner is alive."""
         if self.joined:
             return True
         content = _content(self._path)
@@ -70,14 +69,14 @@ class Membership:
         return True
 
     def beat(self, state: MemberState) -> None:
-        """Say what we do; IdentityTaken if somebody else has the name by now."""
+        """Report our state; IdentityTaken if another process has the name by now."""
         content = _content(self._path)
         if content is not None and _token(content) != self._token:
             raise self._taken(content)
         self._write(state)
 
     def leave(self) -> None:
-        """Give the name back, if it is still ours."""
+        """Give the name back, if still ours."""
         content = _content(self._path)
         if content is not None and _token(content) == self._token:
             self._path.unlink(missing_ok=True)
@@ -97,7 +96,7 @@ class Membership:
 
 
 def members(root: Path) -> dict[str, Member]:
-    """All members by their names, those that were killed included."""
+    """All members by name, including killed ones."""
     found = {}
     for path in sorted((root / FOLDER_NAME / "members").glob("[!.]*.json")):
         try:
@@ -108,10 +107,10 @@ def members(root: Path) -> dict[str, Member]:
 
 
 def forget_killed(root: Path, now_us: int) -> None:
-    """Delete the files of killed processes whose names were made for them (host and process), and come again never.
+    """Delete the files of killed processes with automatic names (host and process id): such names never come back.
 
-    Here alone clocks of two machines are compared: a member that lives, and is taken for dead as its clock is wrong by
-    an hour, writes its file anew with its next sign of life.
+    The only comparison of two machines' clocks: a live member, taken for dead because its clock is wrong by an hour,
+    writes its file again with its next sign of life.
     """
     for name, member in members(root).items():
         if name == auto_identity(member.host, member.pid) and now_us - member.time_us > FORGOTTEN_US:
@@ -119,24 +118,24 @@ def forget_killed(root: Path, now_us: int) -> None:
 
 
 def auto_identity(host: str, pid: int) -> str:
-    """The name of a process that was given none."""
+    """The name of a process started without one."""
     return f"{host}-{pid}"
 
 
 def signs(root: Path) -> dict[str, bytes]:
-    """The files of all members as they are, by their names, to be watched for changes. OSError if they are away."""
+    """The file contents of all members by name, to be watched for changes. OSError if the storage is away."""
     found = {path.stem: _content(path) for path in (root / FOLDER_NAME / "members").iterdir() if path.suffix == ".json"}
     return {name: content for name, content in found.items() if content is not None and not name.startswith(".")}
 
 
 def sign_of(root: Path, identity: str, token: str) -> bytes | None:
-    """The file of a member as it is, to be watched for changes; None if it has left, or another one has its name."""
+    """A member's file content, to be watched for changes; None if the member has left, or another has its name."""
     content = _content(root / FOLDER_NAME / "members" / f"{identity}.json")
     return content if content is not None and _token(content) == token else None
 
 
 def check_identity(identity: str) -> None:
-    """SettingInvalid for what cannot be the name of a member."""
+    """SettingInvalid for an invalid member name."""
     if not _NAME.fullmatch(identity):
         raise SettingInvalid(
             f"{identity!r} cannot be the identity of a run", next_step="Use letters, digits, dots, _ and -"
@@ -163,9 +162,9 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def standing(root: Path, now_us: int) -> dict[str, Any] | None:
-    """The epoch, its lease, its leader and the standbys, each with how long ago it was heard; None if nobody ever led.
+    """The epoch, its lease, its leader and the standbys, each with the age of its last sign; None if nobody ever led.
 
-    A process that was killed is heard longer and longer ago, and after an hour a standby is not shown any more.
+    The age of a killed process keeps growing; after an hour a standby is no longer shown.
     """
     lease = Lease(root)
     try:

@@ -1,1 +1,1 @@
-"""Looking after what runs: the doctor, and the demo, which runs everything and proves that it adds up."""
+"""Operations: the doctor, restore of savepoints, readers that hold back retention, and the project template."""

@@ -1,8 +1,8 @@
-"""The doctor: what this machine has of what Stateside needs, and how to mend what is missing.
+"""The doctor: checks the machine against Stateside's requirements, and says how to repair failures.
 
-Looks, and changes nothing. Spark is asked for its version and not started; Java is really run.
+Read only. PySpark is imported for its version and not started; Java is really run.
 
-    diagnose   looks at the machine and judges
+    diagnose   inspects the machine and judges
     judge_...  decide from plain values: no I/O, and so easy to test
     render     the findings for people
     as_json    the findings for programs
@@ -30,14 +30,14 @@ from stateside.pipeline.java import find_java
 PYTHON_MIN = (3, 11)
 SPARK_VERSION = "4.2.0"
 SPARK_IMPORT_TIMEOUT_S = 60
-DISK_FREE_BYTES_MIN = 2**30  # for a demo and some room to grow
+DISK_FREE_BYTES_MIN = 2**30  # for a demo with space to grow
 MEMORY_BYTES_MIN = 2 * 2**30  # Spark's JVM of 1 GiB, its Python workers, a replica
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: whether it will do, what was found, and what to do if it will not."""
+    """The result of one check: whether it passed, what was found, and the repair if it failed."""
 
     name: str
     ok: bool
@@ -46,9 +46,9 @@ class Check:
 
 
 def diagnose(directory: Path, port: int) -> list[Check]:
-    """Everything a pipeline in this directory and a server on this port need of the machine, always in the same order.
+    """All requirements of a pipeline in `directory` and a server on `port`, always in the same order.
 
-    The directory need not exist yet: then it is its nearest parent that must be writable.
+    The directory need not exist yet: then its nearest existing parent must be writable.
     """
     return [
         judge_python(sys.version_info[:3]),
@@ -63,7 +63,7 @@ def diagnose(directory: Path, port: int) -> list[Check]:
 
 
 def render(findings: Sequence[Check]) -> str:
-    """The findings for people: a line each, with the way to mend it below each that will not do."""
+    """The findings for people: a line each, with the repair below each failure."""
     lines = [f"{'ok  ' if each.ok else 'FAIL'}  {each.name:<7} {each.found}" for each in findings]
     mends = [f"\n              to mend: {each.mend}" if each.mend else "" for each in findings]
     wrong = sum(not each.ok for each in findings)
@@ -77,32 +77,32 @@ def as_json(findings: Sequence[Check]) -> dict[str, Any]:
 
 
 def judge_python(version: tuple[int, int, int]) -> Check:
-    """Is the Python that runs this new enough?"""
+    """Whether the running Python is new enough."""
     wanted = ".".join(map(str, PYTHON_MIN))
     found = f"{'.'.join(map(str, version))}, {sys.executable}"
     return _finding("python", version >= PYTHON_MIN, found, f"Install Python {wanted} or newer")
 
 
 def judge_spark(version: str | None) -> Check:
-    """Is the Spark that Python imports the one whose checkpoints are understood?"""
+    """Whether the installed PySpark is the version whose checkpoints are understood."""
     mend = f"Run `make -B setup`, or pip install pyspark=={SPARK_VERSION}"
     return _finding("spark", version == SPARK_VERSION, version or "cannot be imported", mend)
 
 
 def judge_disk(folder: Path, free_bytes: int) -> Check:
-    """Is there room for a journal, a checkpoint and tables?"""
+    """Whether there is space for a journal, a checkpoint and tables."""
     mend = f"Free {_gib(DISK_FREE_BYTES_MIN)}, or take a folder on another disk"
     return _finding("disk", free_bytes >= DISK_FREE_BYTES_MIN, f"{_gib(free_bytes)} free in {folder}", mend)
 
 
 def judge_memory(total_bytes: int) -> Check:
-    """Is there memory for a JVM beside us?"""
+    """Whether there is memory for a JVM beside this process."""
     mend = f"Give the machine or the container {_gib(MEMORY_BYTES_MIN)}"
     return _finding("memory", total_bytes >= MEMORY_BYTES_MIN, _gib(total_bytes), mend)
 
 
 def look_at_java() -> Check:
-    """Which Java Spark would get; those passed over are named, because somebody may wonder."""
+    """The Java that Spark would get, with the rejected installations and the reasons."""
     try:
         java = find_java()
     except SetupError as error:
@@ -112,7 +112,7 @@ def look_at_java() -> Check:
 
 
 def look_at_folder(directory: Path) -> Check:
-    """Can files be made in this directory, or in its nearest parent? Tried with one, which is removed again."""
+    """Whether files can be created in the directory or its nearest parent, tried with a temporary file."""
     folder, error = nearest(directory)
     mend = f"Make {folder} a folder that this user may write to, or take another one"
     try:
@@ -125,13 +125,13 @@ def look_at_folder(directory: Path) -> Check:
 
 
 def look_at_privacy(directory: Path, umask: int) -> Check:
-    """Whether others than its owner reach what Stateside keeps in the directory, further than the umask allows."""
+    """Whether users other than the owner can reach Stateside's files in the directory beyond the umask."""
     layout = Layout(directory)
     try:
         if not any(path.exists() for path in (layout.journal, layout.keys, directory / "views")):
             return Check("privacy", True, f"{directory} has nothing of Stateside's yet")
         loose = _loose(directory, umask)
-    except OSError as error:  # of which `look_at_folder` says whether that will do
+    except OSError as error:  # `look_at_folder` reports the error
         return Check("privacy", True, f"{directory} cannot be looked at ({_reason(error)})")
     mend = f"chmod -R go-rwx {directory}; to share it with a group on purpose, set STATESIDE_UMASK (docs/serving.md)"
     found = f"others reach {', '.join(loose[:5])}{', …' if loose[5:] else ''} in {directory}" if loose else ""
@@ -139,14 +139,13 @@ def look_at_privacy(directory: Path, umask: int) -> Check:
 
 
 def _loose(folder: Path, umask: int) -> list[str]:
-    """What others reach in a folder: nothing of one that they cannot enter. So it need not look any deeper."""
+    """The entries of a folder that others can reach: none if they cannot enter the folder, so no deeper search."""
     if not folder.stat().st_mode & umask:
         return []
     return sorted(entry.name for entry in folder.iterdir() if entry.lstat().st_mode & umask and not entry.is_symlink())
 
 
 def look_at_disk(directory: Path) -> Check:
-    """How much room is there, for all that is known?"""
     folder, _ = nearest(directory)
     try:
         return judge_disk(folder, shutil.disk_usage(folder).free)
@@ -155,7 +154,7 @@ def look_at_disk(directory: Path) -> Check:
 
 
 def look_at_port(port: int) -> Check:
-    """Can a server listen on the loopback interface, on some port and on this one?"""
+    """Whether a server can listen on the loopback interface, on any port and on `port`."""
     if error := refusal(0):
         return Check("port", False, f"no loopback port: {_reason(error)}", "Bring the loopback interface up")
     if error := refusal(port):
@@ -166,7 +165,7 @@ def look_at_port(port: int) -> Check:
 
 
 def nearest(directory: Path) -> tuple[Path, OSError | None]:
-    """The directory, or the nearest of its parents that can be seen, and what is wrong (more than being absent)."""
+    """The directory, or its nearest visible parent, and the error found on the way (other than absence)."""
     wrong: OSError | None = None
     for folder in (directory, *directory.absolute().parents):
         try:
@@ -180,7 +179,7 @@ def nearest(directory: Path) -> tuple[Path, OSError | None]:
 
 
 def spark_version() -> str | None:
-    """The version of the PySpark that can be imported; None if it cannot. Asked in a process of its own: 0.4 s."""
+    """The version of the installed PySpark; None if the import fails. Runs a process of its own: 0.4 s."""
     command = [sys.executable, "-P", "-c", "import pyspark; print(pyspark.__version__)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPARK_IMPORT_TIMEOUT_S)
@@ -190,7 +189,7 @@ def spark_version() -> str | None:
 
 
 def memory_bytes(limits: Sequence[Path] = CGROUP_LIMITS) -> int:
-    """The memory that we may use: the machine's, or less inside a container with a limit."""
+    """The usable memory: the machine's, or less inside a container with a limit."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     told = [limit.read_text().strip() for limit in limits if limit.is_file()]
     return min([pages, *(int(each) for each in told if each.isdigit())])

@@ -1,14 +1,14 @@
-"""Who reads an application's journal, and up to where: what retention must wait for.
+"""Readers of an application's journal, and their positions: the events that retention must keep.
 
 reader                        has read up to
-a view, or a reaction         the end of the batch before its last finished one: the last one may be run again
-                              (nothing, while it has not finished two)
-a savepoint                   the end of its batch, from which a job may be begun again
+a view, or a reaction         the end of the batch before its last committed one: the last one may run again
+                              (nothing, before its second commit)
+a savepoint                   the end of its batch, from which a job may be restarted
 the views of queries          their own position
-who registered itself         what it registered (`journal.upkeep.readers`)
+a registered reader           its registered position (`journal.admin.retention`)
 billing                       nothing: bills are explained, and audited, from all events
 
-A view whose sources are others is none.
+A view with other sources only is no reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stateside.views.savepoint import savepoints
 
 
 def known_readers(layout: Layout) -> list[Reader]:
-    """All readers of the journal in this folder that are known."""
+    """All known readers of the journal in this folder."""
     found = readers(JournalFiles.of(layout.journal))
     for path in sorted((layout.root / "views").glob("*/")):
         found += _of_view(ViewLayout(path))
@@ -33,7 +33,7 @@ def known_readers(layout: Layout) -> list[Reader]:
 
 
 def _of_view(view: ViewLayout) -> list[Reader]:
-    """The view, if it has a checkpoint, and its savepoints: these count also while its checkpoint is put aside."""
+    """The view, if it has a checkpoint, and its savepoints, which count even while the checkpoint is put aside."""
     checkpoint, found = Checkpoint(Storage.at(view.checkpoint)), list[Reader]()
     if view.checkpoint.exists():
         commits = checkpoint.commits()

@@ -1,15 +1,15 @@
-"""Begins a view's job again from a savepoint: the checkpoint is put aside, and the savepoint's files take its place.
+"""Restore of a savepoint: the view's checkpoint is put aside, and the savepoint's files take its place.
 
-1. Nobody may lead the folder or stand by for it. Where anybody ever did, this leads itself (`leadership.alone`), and
-   does the rest through its gate: a leader that was paused, and wakes up, can write no more. Elsewhere the driver's
-   lock keeps jobs away. The journal must still have what comes after the savepoint.
+1. Nobody may lead the folder or stand by for it. Where a lease exists, the restore takes the leadership
+   (`leadership.alone`), and does the rest through its own gate: a paused leader can no longer write. Elsewhere the
+   driver's lock excludes jobs. The journal must still have the events after the savepoint.
 2. The savepoint's files are copied beside the checkpoint, to `checkpoint.restoring-…`, and made durable.
 3. The checkpoint is renamed to `checkpoint.before-…`, and kept.
-4. The copy is renamed to `checkpoint`. Copies that a crash has left are deleted.
+4. The copy is renamed to `checkpoint`. Copies left by crashes are deleted.
 
-A crash before step 3 changes nothing; one between 3 and 4 leaves a copy and no checkpoint. A job does not start then
-(`checkpoint.savepoint.check_whole`), as it would begin with the first event; the same command does the rest. The
-savepoint itself stays as it is: whatever Spark does to the copy, it can be used again.
+A crash before step 3 changes nothing; one between 3 and 4 leaves a copy and no checkpoint. No job starts then
+(`views.savepoint.check_whole`), because the job would begin with the first event; repeating the restore completes the
+work. The savepoint itself stays unchanged, whatever Spark does to the copy, and can be used again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from stateside.views.savepoint import RESTORING, Savepoint, names
 
 
 def restore(layout: Layout, view: ViewLayout, name: str, now_us: int) -> Path | None:
-    """Put the savepoint of this name into the checkpoint's place; where the old one is now, None if there was none.
+    """Put a savepoint into the checkpoint's place; returns the old checkpoint's new path, None if there was none.
 
-    PipelineRunning while anybody runs a job on the folder or stands by to, LeadershipLost if somebody else leads before
-    it is done, EventsGone if a journal on files has dropped events that it needs.
+    PipelineRunning while a process runs a job on the folder or stands by, LeadershipLost if another process leads
+    before the end, EventsGone if a journal on files has dropped events after the savepoint.
     """
     if not Lease(layout.root).exists():
         with _locked(layout, shared=False):
@@ -54,7 +54,7 @@ def _put_back(layout: Layout, view: ViewLayout, name: str, now_us: int) -> Path 
         view.checkpoint.rename(aside)
     copy.rename(view.checkpoint)
     sync_directory(view.root)
-    for path in left:  # only now: while there is no checkpoint, they say why
+    for path in left:  # only now: without a checkpoint, these copies are the evidence
         shutil.rmtree(path, ignore_errors=True)
     return aside
 
@@ -70,7 +70,7 @@ def _copied(chosen: Savepoint, copy: Path) -> Path:
 
 
 def find(view: ViewLayout, name: str) -> Savepoint:
-    """The savepoint of this name, whether others are damaged or not; RequestInvalid, with those that there are."""
+    """The savepoint of this name, even if others are damaged; RequestInvalid, with the existing names."""
     found = names(view)
     if name in found:
         return Savepoint.read(view.savepoints / name)
@@ -80,7 +80,7 @@ def find(view: ViewLayout, name: str) -> Savepoint:
 
 @contextmanager
 def _locked(layout: Layout, *, shared: bool) -> Iterator[None]:
-    """With the driver's lock; leaders share it, as one that is paused may hold it."""
+    """Holds the driver's lock, shared among leaders: a paused leader may still hold its own."""
     handle = try_lock(layout.driver_lock, shared=shared)
     if handle is None:
         raise PipelineRunning(
@@ -94,7 +94,7 @@ def _locked(layout: Layout, *, shared: bool) -> Iterator[None]:
 
 @contextmanager
 def _told_if_lost(leadership: Leadership) -> Iterator[None]:
-    """A gate that is shut fails in many ways, and that somebody else leads is the reason for all."""
+    """Raise LeadershipLost for any error caused by a shut gate, which fails in many ways."""
     try:
         yield
     except Exception:
@@ -103,7 +103,7 @@ def _told_if_lost(leadership: Leadership) -> Iterator[None]:
 
 
 def _check_journal(layout: Layout, chosen: Savepoint) -> None:
-    """Of a journal on files, that of nodes included. One on Kafka is not asked: the job says it when it starts."""
+    """EventsGone if a journal on files, with or without nodes, lacks events. On Kafka the job itself reports a gap."""
     if not is_merged(layout.journal) and not list(layout.journal.glob("*.segment")):
         return  # its source is another
     stream = StoredStream.at(layout.journal)

@@ -1,4 +1,4 @@
-"""Rows by the thousand to Arrow: what `unsafe_row` decodes one by one, decoded a column at a time.
+"""Columnar decoding: many rows to Arrow, a column at a time (`unsafe_row` decodes single rows).
 
     boolean, byte, short, integer, long, float, double   the same
     string, binary                                       the same
@@ -11,9 +11,8 @@
     void                                                 null
     struct, array, map                                   struct, list, map
 
-Numbers, times, small decimals, texts, and structs of these are taken out of all rows at once. What is left (arrays,
-maps, large decimals, calendar intervals) goes through the decoder of single rows. A row that is not there is a row of
-nulls.
+Numbers, times, small decimals, texts, and structs of these are decoded for all rows at once. The other types (arrays,
+maps, large decimals, calendar intervals) go through the decoder of single rows. A missing row is a row of nulls.
 """
 
 from __future__ import annotations
@@ -54,28 +53,27 @@ _TEXT_BYTES_MAX = 2**31 - 1
 
 
 class RowsToArrow:
-    """Turns rows of these columns into record batches; CheckpointInvalid at once if a type is not known."""
+    """Turns rows of the given columns into record batches; CheckpointInvalid at once for an unknown type."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        RowDecoder(columns)  # refuses what it does not know
+        RowDecoder(columns)  # refuses unknown types
         self._types = [parse_type(column.type) for column in columns]
         self.schema = pa.schema(
             [pa.field(column.name, arrow_type(type_)) for column, type_ in zip(columns, self._types, strict=True)]
         )
 
     def batch(self, rows: Slices | Sequence[bytes | None]) -> pa.RecordBatch:
-        """These rows. CheckpointInvalid if one is not as its columns say."""
+        """The rows as a record batch. CheckpointInvalid if a row does not fit its columns."""
         slices = rows if isinstance(rows, Slices) else Slices.of(rows)
         if not self._types:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(slices), pa.struct([])))
         try:
             return pa.RecordBatch.from_arrays(_columns(slices, self._types), schema=self.schema)
-        except (struct.error, IndexError, ValueError) as error:  # Arrow's are ValueErrors
+        except (struct.error, IndexError, ValueError) as error:  # Arrow's errors are ValueErrors
             raise _unfit(str(error)) from error
 
 
 def arrow_type(type_: SparkType) -> pa.DataType:
-    """The type that a column has in Arrow."""
     match type_:
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
@@ -99,9 +97,9 @@ def arrow_type(type_: SparkType) -> pa.DataType:
 def array_of(
     type_: pa.DataType, there: Numbers, *buffers: Numbers, parts: Sequence[pa.Array] | None = None
 ) -> pa.Array:
-    """The array of these buffers, or of a struct of its parts, with nulls where `there` says so.
+    """The array of these buffers, or a struct array of `parts`, with nulls where `there` is false.
 
-    `pa.array` would do, but the first call of it imports pandas, which takes a second.
+    Not `pa.array`: its first call imports pandas, which takes a second.
     """
     nulls = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     filled = [nulls, *(pa.py_buffer(np.ascontiguousarray(buffer)) for buffer in buffers)]
@@ -113,7 +111,7 @@ def _in_months(name: str) -> bool:
 
 
 def _columns(rows: Slices, types: Sequence[SparkType]) -> list[pa.Array]:
-    """The columns of rows, or of structs in them."""
+    """The columns of rows, or of structs inside rows."""
     first = (len(types) + 63) // 64 * _WORD_BYTES
     if ((rows.sizes >= 0) & (rows.sizes < first + _WORD_BYTES * len(types))).any():
         raise _unfit("a row is cut short")
@@ -121,7 +119,7 @@ def _columns(rows: Slices, types: Sequence[SparkType]) -> list[pa.Array]:
 
 
 class _Cells:
-    """One column of many rows: which of them have a value, and the eight bytes that stand for it."""
+    """One column of many rows: which rows have a value, and the eight bytes that hold or locate the value."""
 
     def __init__(self, rows: Slices, index: int, at_byte: int) -> None:
         self.rows, self.at_byte = rows, at_byte
@@ -133,7 +131,7 @@ class _Cells:
         return len(self.rows)
 
     def numbers(self, type_: str, at_byte: int = 0) -> Numbers:
-        """The numbers of this type that stand there; 0 where there is none."""
+        """The column's numbers of this numpy type; 0 where the value is null."""
         places = self.rows.begins + self.at_byte + at_byte
         if self._all:
             return numbers_at(self.rows.content, places, type_)
@@ -142,7 +140,7 @@ class _Cells:
         return numbers
 
     def elsewhere(self) -> Slices:
-        """The parts that lie elsewhere in the rows, and have their sizes and offsets there."""
+        """The variable-length values, located by the size and offset in the eight bytes."""
         sizes, offsets = self.numbers("<u4").astype(np.int64), self.numbers("<u4", 4).astype(np.int64)
         if (self.there & (offsets + sizes > self.rows.sizes)).any():
             raise _unfit("a value lies behind the end of its row")
@@ -192,7 +190,7 @@ def _one_by_one(cells: _Cells, type_: SparkType) -> pa.Array:
 
 
 def plain(type_: SparkType, value: Value) -> Any:
-    """A value as Arrow takes it."""
+    """The value in the form that Arrow accepts."""
     match type_, value:
         case Struct(names, types), tuple():
             return {name: plain(part, each) for name, part, each in zip(names, types, value, strict=True)}

@@ -1,7 +1,6 @@
-"""Rows that Spark was told to encode with Avro (`spark.sql.streaming.stateStore.encodingFormat=avro`), without their
-version byte.
+"""Avro rows of a state store (`spark.sql.streaming.stateStore.encodingFormat=avro`), without their version byte.
 
-    row      := id (i16, little-endian)  record      the id is that of the schema that the row was written with
+    row      := id (i16, little-endian)  record      the id of the schema with which the row was written
     key part := record                               the first of the two parts of a key has no id
     record   := Avro's binary form of the columns, in the schema that Spark makes of them:
 
@@ -13,12 +12,11 @@ version byte.
     column, field of a struct                        union of null and its type; so are arrays, maps and structs inside
                                                      arrays and maps, other elements are not
 
-A query's value may get other columns when it starts again. Rows then have the new id, older ones keep theirs and are
-read as Avro resolves them: by name, with null for a column that they lack. Keys never change.
+Schema evolution: a query's value may get other columns at a restart. New rows then have the new id; older rows keep
+theirs and follow Avro's schema resolution: by name, with null for a missing column. Keys never change.
 
-How a query's state has its rows encoded: as UnsafeRows, or with Avro, which only a `transformWithState` can have.
-
-That stands in every `offsets/N` and stays what it was when the query first ran. Only RocksDB's store heeds it.
+`Encoding` is a query's row encoding, UnsafeRow or Avro; only a `transformWithState` can have Avro. The setting is in
+every `offsets/N` and never changes after the query's first run. Only RocksDB's store heeds it.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from stateside.spark_state.schema import Column
 from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 
-Versions = Callable[[], Mapping[int, Sequence[Column]]]  # the columns by id, looked up anew
+Versions = Callable[[], Mapping[int, Sequence[Column]]]  # the columns by schema id, read again at every call
 _ID = struct.Struct("<h")
 _EXACT = decimal.Context(prec=decimal.MAX_PREC)
 _PRIMITIVES = {
@@ -53,10 +51,10 @@ _PRIMITIVES = {
 
 
 class AvroDecoder:
-    """Decodes rows into these columns. Without `versions` all rows have the same ones, whatever their id.
+    """Decodes rows into the given columns. Without `versions` all rows have these columns, whatever their id.
 
-    With neither `versions` nor an id before the rows (`identified`), they are first parts of keys. CheckpointInvalid at
-    once for a type that Avro does not have, and at a row that is not as drawn.
+    Rows without `versions` and without an id (`identified`) are first parts of keys. CheckpointInvalid at once for a
+    type without an Avro form, and for a malformed row.
     """
 
     def __init__(self, columns: Sequence[Column], versions: Versions | None = None, *, identified: bool = True) -> None:
@@ -75,7 +73,7 @@ class AvroDecoder:
             return tuple(convert(record[name]) for name, convert in self._convert)
         except CheckpointInvalid:
             raise
-        except Exception as error:  # whatever bytes that are no row make go wrong in there
+        except Exception as error:  # fastavro raises anything on malformed bytes
             raise CheckpointInvalid(f"A row of the state is no Avro as expected: {error!r}") from error
 
     def _written_as(self, schema_id: int) -> Any:
@@ -97,7 +95,7 @@ def _schema(columns: Sequence[Column]) -> Any:
 
 
 def _record(type_: Struct, name: str) -> dict[str, Any]:
-    """Spark's names of records matter to nobody: a name that tells the place is as good, and never there twice."""
+    """Record names are free, but must be unique: Spark's own do not matter, so the path to the record serves."""
     fields = [
         {"name": field, "type": _or_null(_avro(part, f"{name}_{place}")), "default": None}
         for place, (field, part) in enumerate(zip(type_.names, type_.types, strict=True))
@@ -134,7 +132,7 @@ def _decimal_bytes(type_: Decimal) -> int:
 
 
 def _converter(type_: SparkType) -> Callable[[Any], Value]:
-    """What makes our values of fastavro's."""
+    """A converter from fastavro's values to ours."""
     some = _some(type_)
     return lambda value: None if value is None else some(value)
 
@@ -159,7 +157,7 @@ _SETTING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
 class Encoding(Enum):
-    """A way of encoding rows, by Spark's name for it."""
+    """A row encoding, by Spark's name."""
 
     UNSAFE_ROW = "unsaferow"
     AVRO = "avro"
@@ -167,7 +165,7 @@ class Encoding(Enum):
     def decoder(
         self, columns: Sequence[Column], versions: Versions | None = None, *, identified: bool = True
     ) -> RowDecoder | AvroDecoder:
-        """A decoder of rows with these columns; see `AvroDecoder` for what the rest means to Avro."""
+        """A decoder of rows with these columns; for the other parameters see `AvroDecoder`."""
         if self is Encoding.AVRO:
             return AvroDecoder(columns, versions, identified=identified)
         return RowDecoder(columns)
@@ -184,7 +182,7 @@ def encoding_of(checkpoint: Checkpoint) -> Encoding:
 
 
 def refuse_avro(checkpoint: Checkpoint) -> None:
-    """CheckpointInvalid for rows in Avro of an operator that, as far as is known, cannot have them."""
+    """CheckpointInvalid for Avro rows of an operator other than `transformWithState`."""
     if encoding_of(checkpoint) is Encoding.AVRO:
         raise CheckpointInvalid(
             "The state's rows are encoded as avro, which can be read of a transformWithState only",

@@ -1,15 +1,15 @@
-"""The batches of a checkpoint: what Spark planned (`offsets/N`) and what it finished (`commits/N`).
+"""The batch log of a checkpoint: Spark's plans (`offsets/N`) and commits (`commits/N`).
 
-    offsets/N := "v1\n" {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}} ("\n" source's offset)*
-               | "v2\n" the same with more in it                                   ("\n" source's name ":" offset)*
-    commits/N := "v1\n" {"nextBatchWatermarkMs": …}
-               | "v2\n" {"nextBatchWatermarkMs": …, "stateUniqueIds": {operator: [partition: [store: id]]}}
-               | "v3\n" the same with the query's sinks
+    offsets/N := "v1\\n" {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}} ("\\n" source's offset)*
+               | "v2\\n" the same with more in it                                   ("\\n" source's name ":" offset)*
+    commits/N := "v1\\n" {"nextBatchWatermarkMs": …}
+               | "v2\\n" {"nextBatchWatermarkMs": …, "stateUniqueIds": {operator: [partition: [store: id]]}}
+               | "v3\\n" the same with the query's sinks
 
-Batch N leaves the state at version N + 1. A batch exists for us only once `commits/N` exists; in checkpoint format v2
-that file also names the state files that count, whatever other attempts left behind.
+Batch N leaves the state at version N + 1. A batch exists for readers only once `commits/N` exists; in checkpoint format
+v2 the commit also names the valid state files, whatever other attempts left behind.
 
-Sources' offsets, as they stand in `offsets/N`, read as a position. What a source writes there is its own affair:
+Positions: the sources' offsets in `offsets/N` become a position. Each source has its own format:
 
     source         its offset                                position
     the journal    {"journal": "6f7e…", "0": 7}              0:7
@@ -22,13 +22,13 @@ Sources' offsets, as they stand in `offsets/N`, read as a position. What a sourc
     any            - (nothing was read yet)                  start
     any other                                                start
 
-A position is a promise that everything before it is in the answer. So of an offset that is not understood it promises
-nothing, and a reader who asks for more waits in vain but is never told a lie.
+A position promises that everything before it is in the answer. An offset of an unknown format promises nothing: a
+reader that asks for more waits in vain, but never gets a wrong answer.
 
-A query with several sources has a line for each, and partitions are told apart by the line's number: `s0.calls-0`,
-`s1.files`; or by the source's name, where it was given one: `orders.calls-0`. Only the journal's keep their names, so
-that its receipts can be waited for; if several sources read it (a join of its events with one another), it stands where
-the slowest of them does.
+A query with several sources has one line per source, and the line's number distinguishes their partitions:
+`s0.calls-0`, `s1.files`; or the source's name, if it has one: `orders.calls-0`. Only the journal's partitions keep
+their names, so that readers can wait for its receipts; if several sources read the journal (a self-join of its events),
+its position is that of the slowest.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ from stateside.spark_state.checksum import read_checked
 from stateside.spark_state.schema import read_schema
 
 NOTHING_YET = "-"
-_JOURNAL_UNREAD = {"0": 0}  # where there was no journal yet, there was no id either
+_JOURNAL_UNREAD = {"0": 0}  # before the journal existed, there was no id either
 
 
 def read_position(lines: Sequence[str]) -> Position:
-    """The position that a batch ends at, of the lines of its sources.
+    """The end position of a batch, from the offset lines of its sources.
 
-    ValueError for a line that is no JSON, PositionInvalid for a journal's offset that is none: such a file is damaged.
+    ValueError for a line that is no JSON, PositionInvalid for a malformed offset of the journal: such a file is
+    damaged.
     """
     return _position(lines, [f"s{number}" for number in range(len(lines))])
 
 
 def read_named_position(lines: Sequence[str]) -> Position:
-    """The same of lines that begin with the source's name, or its number if it has none, and a colon."""
+    """The same from lines that begin with the source's name, or its number if it has none, and a colon."""
     pairs = [line.partition(":") for line in lines]
     if not all(colon for _, colon, _ in pairs):
         raise ValueError("a source's line has no name")
@@ -70,7 +71,7 @@ def read_named_position(lines: Sequence[str]) -> Position:
 
 
 def read_journals(lines: Sequence[str]) -> set[str]:
-    """The ids of the journals that a batch has read from, of the lines of its sources, without their names.
+    """The ids of the journals read by a batch, from the offset lines of its sources, without their names.
 
     ValueError for a line that is no JSON.
     """
@@ -97,7 +98,7 @@ def _parts(offset: Any) -> dict[str, Any]:
     match offset:
         case {"journal": str()}:
             partitions = {name: at for name, at in offset.items() if name != "journal"}
-            return Position.of(partitions).as_dict()  # refuses what is no offset: this format is our own
+            return Position.of(partitions).as_dict()  # refuses malformed offsets: this format is our own
         case {"logOffset": int(number)} if len(offset) == 1:
             return {"files": number + 1}
         case {"offset": int(number), "timestamp": int()} if len(offset) == 2:
@@ -114,7 +115,7 @@ def _parts(offset: Any) -> dict[str, Any]:
 
 
 def _understood(parts: Mapping[str, Any]) -> Position:
-    """The position of partitions that somebody else named and counted; what is no position promises nothing."""
+    """The position of another system's partitions and offsets; unknown formats promise nothing."""
     try:
         return Position.of(parts)
     except PositionInvalid:
@@ -126,25 +127,25 @@ def _is_journal(offset: Any) -> bool:
 
 
 def _journals(offsets: Iterable[Any]) -> int:
-    """How many journals are read."""
+    """The number of distinct journals."""
     return len({offset["journal"] for offset in offsets if isinstance(offset, dict) and "journal" in offset})
 
 
 def _slowest(journals: Sequence[Mapping[str, int]]) -> Position:
-    """The position that every one of them covers."""
+    """The greatest position that all of them cover."""
     first, *others = journals
     return Position.of({name: min([at, *(other.get(name, 0) for other in others)]) for name, at in first.items()})
 
 
 AGGREGATION = "stateStoreSave"  # Spark's name of the operator
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-SETTLING_S = 0.02  # a file that was written again may for a moment have the checksums of the one before it
+SETTLING_S = 0.02  # a rewritten file may for a moment have the checksums of its predecessor
 SUPPORTED = "Stateside reads the checkpoints that Spark 4.0 to 4.2 writes"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What Spark planned for a batch before it ran: up to where it reads, and the watermark it runs with."""
+    """Spark's plan of a batch before the batch runs: the end position of its input, and its watermark."""
 
     batch: int
     position: Position
@@ -155,7 +156,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The proof that a batch is finished: when, and the ids of the state files that count (empty in format v1)."""
+    """A finished batch: the time of its commit, and the ids of the valid state files (empty in format v1)."""
 
     batch: int
     committed_us: int
@@ -167,13 +168,13 @@ class Commit:
 
 
 class Checkpoint:
-    """A checkpoint's folder. Every method looks at the files anew; nothing is kept."""
+    """A checkpoint's folder. Every method reads the files again; nothing is cached."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
     def query_id(self) -> str | None:
-        """The id of the query that owns this checkpoint; None where no query has started yet."""
+        """The id of the query that owns this checkpoint; None before the query's first start."""
         try:
             content = self._read("metadata")
         except FileNotFoundError:
@@ -182,15 +183,13 @@ class Checkpoint:
             return str(self._json("metadata", content.decode())["id"])
 
     def committed(self, batch: int) -> bool:
-        """Whether the batch is finished."""
         return self.storage.exists(f"commits/{batch}")
 
     def commits(self) -> list[int]:
-        """The finished batches that Spark still keeps, ascending."""
+        """The committed batches that Spark still keeps, ascending."""
         return sorted(int(name) for name in self.storage.names("commits") if name.isdigit())
 
     def plan(self, batch: int) -> Plan:
-        """What was planned for the batch."""
         name = f"offsets/{batch}"
         with self._reading(name):
             metadata, lines, version = self._entry(name, ("v1", "v2"))
@@ -205,21 +204,21 @@ class Checkpoint:
             )
 
     def journals(self, batch: int) -> set[str]:
-        """The ids of the journals that the batch was planned to read from; none if its sources are others."""
+        """The ids of the journals that the batch was planned to read from; empty if it has only other sources."""
         name = f"offsets/{batch}"
         with self._reading(name):
             _, lines, version = self._entry(name, ("v1", "v2"))
             return read_journals(lines if version == "v1" else [line.partition(":")[2] for line in lines])
 
     def commit(self, batch: int) -> Commit:
-        """The proof that the batch is finished; FileNotFoundError if it is not."""
+        """The batch's commit; FileNotFoundError if the batch is not committed."""
         name = f"commits/{batch}"
         with self._reading(name):
             metadata, _, _ = self._entry(name, ("v1", "v2", "v3"))
         return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
 
     def fingerprint(self, batch: int) -> str | None:
-        """Tells this very run of a batch, of this very query, from any other; None if it is not committed here."""
+        """Identifies this very run of a batch, of this very query; None if the batch is not committed here."""
         try:
             parts = [self.storage.read(name) for name in ("metadata", f"offsets/{batch}", f"commits/{batch}")]
         except FileNotFoundError:
@@ -227,15 +226,15 @@ class Checkpoint:
         return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
     def operators(self) -> list[int]:
-        """The numbers of the query's stateful operators, ascending; none before its first batch is planned."""
+        """The numbers of the query's stateful operators, ascending; empty before its first batch is planned."""
         return sorted(int(name) for name in self.storage.names("state") if name.isdigit())
 
     def partitions(self, operator: int, plan: Plan, commit: Commit) -> int:
-        """How many partitions a stateful operator's state has after a batch. All of them count, and no others.
+        """The number of partitions of a stateful operator's state after a batch.
 
-        Spark can repartition a query's state, by a batch of its own, and leaves the operator's metadata as it was. In
-        format v2 the commit names each partition's files. In format v1 there are as many partitions as the batch was
-        planned with; one of an aggregation without a key, which has no more than one row to keep.
+        Spark can repartition a query's state, by a batch of its own, and leaves the operator's metadata unchanged. In
+        format v2 the commit names each partition's files. In format v1 the state has as many partitions as the batch's
+        plan; an aggregation without a key, with a single row of state, has one.
         """
         named = f"commits/{commit.batch}" if commit.state_ids else f"offsets/{plan.batch}"
         with self._reading(named):
@@ -256,7 +255,7 @@ class Checkpoint:
         return kind == AGGREGATION and not read_schema(self.storage, operator).key
 
     def _repartitions(self, operator: int, plan: Plan) -> bool:
-        """Whether this batch of format v1 did nothing but to repartition the state: then it wrote every partition."""
+        """Whether this batch of format v1 only repartitioned the state: then it wrote every partition."""
         if not plan.batch or not self.storage.exists(f"state/{operator}/1/{plan.batch + 1}.zip"):
             return False
         try:
@@ -270,9 +269,9 @@ class Checkpoint:
         return before.conf.get(SHUFFLE_PARTITIONS) != plan.conf[SHUFFLE_PARTITIONS]
 
     def operator_metadata(self, operator: int) -> tuple[dict[str, Any], str]:
-        """What Spark says about a stateful operator, and the file it says so in; FileNotFoundError before that is.
+        """Spark's metadata of a stateful operator, and the file's name; FileNotFoundError before the file exists.
 
-        An aggregation has one file; a `transformWithState` one for each start of the query, of which the newest counts.
+        An aggregation has one file; a `transformWithState` one per start of the query, of which the newest counts.
         """
         name, version = f"state/{operator}/_metadata/metadata", "v1"
         if not self.storage.exists(name):
@@ -284,7 +283,7 @@ class Checkpoint:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Turns whatever a damaged file makes go wrong into CheckpointInvalid, which readers know how to live with."""
+        """Turn any error from a damaged file into CheckpointInvalid, which callers handle."""
         try:
             yield
         except (ValueError, LookupError, TypeError, PositionInvalid) as error:
@@ -298,11 +297,11 @@ class Checkpoint:
         return read_checked(self.storage, name)
 
     def _entry(self, name: str, versions: tuple[str, ...]) -> tuple[dict[str, Any], list[str], str]:
-        """The JSON object in a file's second line, the lines after it, and the version in the first one."""
+        """The JSON object in a file's second line, the lines after it, and the version in the first line."""
         version, _, rest = self._read(name).decode().partition("\n")
         if version not in versions:
             raise self._invalid(name, f"format {version!r} is not known")
-        first, *others = rest.removesuffix("\n").split("\n")  # the last line may be ended or not
+        first, *others = rest.removesuffix("\n").split("\n")  # the last line may have a newline or not
         return self._json(name, first), others, version
 
     def _json(self, name: str, text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Changelogs: what one batch changed in one partition of a RocksDB state store.
+"""Changelogs: the changes of one batch in one partition of a RocksDB state store.
 
 The name is `VERSION.changelog` in checkpoint format v1 and `VERSION_ID.changelog` in v2, version = batch + 1. Inside
-the envelope, all numbers big-endian unless said otherwise:
+the compression envelope, all numbers big-endian unless said otherwise:
 
     v1 := pair* -1 (i32)
     v2 := "v2" (UTF)  record* 00
@@ -11,15 +11,15 @@ the envelope, all numbers big-endian unless said otherwise:
     pair   := key size (i32)  key  value size (i32; -1: the key was deleted)  value
     record := 01  pair          the key has this value now
             | 10  pair          the key was deleted; its value size is -1
-            | 11  pair          the value was appended to those that the key had
-            | 20  pair          a range of keys was deleted; refused, no operator that is served writes it
+            | 11  pair          the value was appended to the key's earlier values
+            | 20  pair          a range of keys was deleted; refused, no served operator writes it
 
 (UTF: u16 length and bytes.) The lineage names the versions since the last snapshot with their ids. In v1 and v3 a key
-and a value are a version byte and an UnsafeRow each. In v2 and v4, which `transformWithState` writes, a key begins with
-the id of its column family (i16, little-endian); what follows, and the value, is as that family encodes it.
+and a value are a version byte and an UnsafeRow each. In v2 and v4, written by `transformWithState`, a key begins with
+the id of its column family (i16, little-endian); the rest of the key, and the value, are in the family's own encoding.
 
-Where the first columns of a key can be asked for by themselves (the sessions of a user, say), v1 and v3 have it in two
-parts, and which operators do so the reader must know:
+Where an operator looks keys up by their first columns (the sessions of a user, say), v1 and v3 have keys in two parts.
+The file does not show this: the reader must know which operators do so.
 
     prefixed key := size of the first part (i32, little-endian)  first part  second part     each a byte and a row
 """
@@ -50,15 +50,15 @@ _LAST_RECORD, _PUT_RECORD, _DELETE_RECORD, _MERGE_RECORD = 0x00, 0x01, 0x10, 0x1
 _ROW_VERSION = b"\x00"
 _CONF = "spark.sql.streaming.stateStore"
 
-__all__ = ["StateChange"]  # at home in `blocks`; whoever reads changelogs finds it here too
-Invalid = Callable[[int, str], CheckpointInvalid]  # the error for damage at a byte, and what it is
+__all__ = ["StateChange"]  # defined in `slices`; readers of changelogs find the class here too
+Invalid = Callable[[int, str], CheckpointInvalid]  # the error for damage, from the byte and the reason
 
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """The changes of a batch in order, and the versions (with their ids) since the last snapshot before it.
+    """The changes of a batch in order, and the versions (with their ids) since the last snapshot before the batch.
 
-    Those of a store without column families are a `ChangeBlock`.
+    The changes of a store without column families are a `ChangeBlock`.
     """
 
     changes: Collection[StateChange]
@@ -68,7 +68,7 @@ class Changelog:
 def read_changes(
     storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
 ) -> list[StateChange]:
-    """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
+    """The batch's changes in one partition, in order; CheckpointGap if Spark has deleted the file already."""
     return list(read_changelog(storage, commit, operator, partition, prefixed=prefixed).changes)
 
 
@@ -89,21 +89,20 @@ def read_changelog(
 
 
 def changelog_name(commit: Commit, operator: int, partition: int) -> str:
-    """Where the changes of a batch lie."""
     return f"{state_stem(commit, operator, partition)}.changelog"
 
 
 def state_stem(commit: Commit, operator: int, partition: int) -> str:
-    """What the names of a batch's state files begin with."""
+    """The common prefix of the names of a batch's state files."""
     state_id = commit.state_id(operator, partition)
     version = commit.batch + 1
     return f"state/{operator}/{partition}/" + (f"{version}_{state_id}" if state_id else f"{version}")
 
 
 def check_encoding(plan: Plan, path: str) -> None:
-    """Refuse rows in encodings that are not known: read as plain ones, they might look right and be wrong."""
+    """Refuse unknown row encodings: such rows, read as plain ones, might look right and be wrong."""
     encoding = plan.conf.get(f"{_CONF}.encodingFormat", "unsaferow").lower()
-    if encoding not in ("unsaferow", "avro"):  # what can be read of Avro, `encoding` says
+    if encoding not in ("unsaferow", "avro"):  # `avro_row` has the limits of Avro
         raise CheckpointInvalid(
             f"The state's rows are encoded as {encoding}, which cannot be read",
             where=path,
@@ -118,14 +117,14 @@ def check_encoding(plan: Plan, path: str) -> None:
 
 
 def plain_row(stored: bytes, path: str) -> bytes:
-    """The UnsafeRow behind its version byte."""
+    """The UnsafeRow after its version byte."""
     if stored[:1] != _ROW_VERSION:
         raise damaged(path, 0, f"rows of encoding {stored[:1].hex()} are not known")
     return stored[1:]
 
 
 def row_block(block: ChangeBlock, invalid: Invalid, *, prefixed: bool) -> ChangeBlock:
-    """The changes that the pairs of a store without column families stand for, all of them UnsafeRows."""
+    """The changes in the pairs of a store without column families, all of them UnsafeRows."""
     first, rest = _split(block.keys, invalid) if prefixed else (block.keys, None)
     return ChangeBlock(
         _plain_rows(first, invalid), _plain_rows(block.values, invalid), _plain_rows(rest, invalid) if rest else None
@@ -133,7 +132,7 @@ def row_block(block: ChangeBlock, invalid: Invalid, *, prefixed: bool) -> Change
 
 
 def read_lineage(storage: Storage, name: str) -> tuple[tuple[int, str], ...]:
-    """The lineage of a changelog alone; FileNotFoundError where there is no such file."""
+    """The lineage of a changelog alone; FileNotFoundError if the file does not exist."""
     path = storage.path(name)
     content = b"".join(read_state_file(storage, name))
     try:
@@ -159,7 +158,7 @@ def _parse(content: bytes, path: str, prefixed: bool = False) -> Changelog:
 def _header(content: bytes, path: str) -> tuple[int, tuple[tuple[int, str], ...], int]:
     """The version, the lineage, and the byte where the records begin."""
     if content[:3] != b"\x00\x02v":
-        return 1, (), 0  # no header; its first key cannot be 159,000 bytes long with these digits
+        return 1, (), 0  # no header: with these digits its first key would be 159,000 bytes long
     version = content[3:4]
     if version not in (b"2", b"3", b"4"):
         raise CheckpointInvalid(
@@ -200,7 +199,7 @@ def _sized(content: bytes, at_byte: int) -> tuple[bytes | None, int]:
 
 
 def _plain_rows(stored: Slices, invalid: Invalid) -> Slices:
-    """The UnsafeRows behind their version bytes."""
+    """The UnsafeRows after their version bytes."""
     first = np.full(len(stored), -1)
     first[stored.sizes > 0] = numbers_at(stored.content, stored.begins[stored.sizes > 0], "u1")
     bad = np.flatnonzero((first != _ROW_VERSION[0]) & (stored.sizes >= 0))

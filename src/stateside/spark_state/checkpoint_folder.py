@@ -1,6 +1,6 @@
-"""The place that somebody calls a checkpoint: whether it is one, and what else it may be.
+"""Examination of a folder given as a checkpoint: whether it is one, and what else it may be.
 
-Every mistake is told with what lies there and what to name instead. Nothing is ever written there.
+Every error says what was found and what to name instead. Nothing is ever written there.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from stateside.spark_state.changelog import check_encoding
 from stateside.spark_state.compression import CODECS
 from stateside.spark_state.provider import provider_of
 
-NAMED_MAX = 5  # so many checkpoints below a folder are offered
-_LOOKED_AT_MAX = 200  # so many of a folder's folders are looked into for them
+NAMED_MAX = 5  # number of checkpoints below a folder that are suggested
+_LOOKED_AT_MAX = 200  # number of subfolders searched for such checkpoints
 _CODEC = "spark.sql.streaming.stateStore.compression.codec"
 _CREDENTIALS = re.compile(r"[a-z0-9+.-]+://[^/@]*:[^/@]*@")
 
 
 class FoundCheckpoint(Enum):
-    """What was found at a place that is a checkpoint, or may become one."""
+    """The state of a folder that is a checkpoint, or may become one."""
 
     NO_FOLDER = "there is no folder yet"
     NO_QUERY = "no query has started there yet"
@@ -39,7 +39,7 @@ class FoundCheckpoint(Enum):
 
 
 def located(location: str) -> tuple[str, Storage]:
-    """The place as it is noted (an absolute path or a URI), and its folder; RequestInvalid if it cannot be one."""
+    """The canonical location (an absolute path or a URI) and its folder; RequestInvalid if it cannot be opened."""
     if _CREDENTIALS.match(location):
         raise RequestInvalid(
             "The checkpoint's address has a password in it",
@@ -60,7 +60,7 @@ def located(location: str) -> tuple[str, Storage]:
 
 
 def examine(storage: Storage) -> FoundCheckpoint:
-    """What lies at a place. CheckpointInvalid, with the reason and what to do, if no query with state can be there."""
+    """The state of a folder. CheckpointInvalid, with reason and next step, if no query with state can be there."""
     with reading(storage):
         kind = storage.filesystem.get_file_info(storage.root).type
         if kind == pafs.FileType.NotFound:
@@ -78,7 +78,7 @@ def examine(storage: Storage) -> FoundCheckpoint:
 
 
 def check_readable(checkpoint: Checkpoint, batch: int) -> None:
-    """CheckpointInvalid if the batch's files, or its state's store, encoding or codec, are not known."""
+    """CheckpointInvalid if the batch's files, or its state's store, encoding or codec, are unknown."""
     checkpoint.commit(batch)
     plan, path = checkpoint.plan(batch), checkpoint.storage.path(f"offsets/{batch}")
     provider_of(plan, path)
@@ -95,7 +95,7 @@ def check_readable(checkpoint: Checkpoint, batch: int) -> None:
 
 @contextmanager
 def reading(storage: Storage) -> Iterator[None]:
-    """Tells a folder that the system does not let us read in a sentence."""
+    """Turn the system's refusal to read a folder into CheckpointInvalid."""
     try:
         yield
     except FileNotFoundError:
@@ -121,7 +121,6 @@ def _examine_query(checkpoint: Checkpoint) -> FoundCheckpoint:
 
 
 def stateless(storage: Storage, batch: int) -> CheckpointInvalid:
-    """The error for a query that keeps no state."""
     return _refused(
         storage,
         f"This query has finished batch {batch} and keeps no state, so that there is nothing to serve",
@@ -177,7 +176,7 @@ def _refused(storage: Storage, what: str, next_step: str) -> CheckpointInvalid:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, on one line, without the parts that only its makers understand."""
+    """The system's message on one line, without internal details."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error).splitlines()[0].split(". Detail")[0][:200]

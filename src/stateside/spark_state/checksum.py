@@ -1,19 +1,17 @@
-"""The checksums beside the files of a checkpoint, and CRC-32C, which Python's own libraries do not have.
+"""Checksums of a checkpoint's files, and CRC-32C, missing from Python's own libraries.
 
-Beside a file may lie one or both of
+A file may have one or both of
 
     NAME.crc  := {"algorithm": "CRC32C", "value": of the whole file (i32), "mainFileSize": …, …}
                                         by Spark from 4.1 on, of changelogs and snapshots in checkpoint format v2
     .NAME.crc := "crc" 00  size of a part (i32)  CRC-32 of each part (u32)*
                                         by Hadoop, of every file on a local disk; numbers big-endian
 
-Both are compared wherever they lie: a file that is whole in itself may still be another partition's, or another
-version's. A file without any is believed as the file system gives it.
+Both are compared where present: a file intact in itself may still be another partition's, or another version's.
 
-A file of a state store, compared with the checksums beside it (`checksum`) and taken out of its envelope.
-
-An lz4 envelope has checksums of its own as well. A file without any (snappy or zstd, format v1, not on a local disk) is
-believed as the file system gives it: a byte that changed in it may come out as a wrong row.
+`read_state_file` reads a file of a state store: compared with its checksums and decompressed. An lz4 envelope has
+checksums of its own as well. A file without any (snappy or zstd, format v1, not on a local disk) is trusted as the file
+system returns it: a changed byte may become a wrong row.
 """
 
 from __future__ import annotations
@@ -45,19 +43,19 @@ Sums = npt.NDArray[np.uint32]
 
 
 def read_checked(storage: Storage, name: str) -> bytes:
-    """The whole file; FileNotFoundError where there is none, CheckpointInvalid if it is not what its checksums say."""
+    """The whole file; FileNotFoundError if it does not exist, CheckpointInvalid if it does not match its checksums."""
     content = storage.read(name)
     _check(storage, name, lambda: content)
     return content
 
 
 def check_copy(storage: Storage, name: str, copy: Path) -> None:
-    """The same for a local copy of a file, which is not read if there are no checksums beside the file."""
+    """The same for a local copy of a file, which is not read if the file has no checksums."""
     _check(storage, name, copy.read_bytes)
 
 
 def checksum_names(name: str) -> tuple[str, str]:
-    """The files in which a file's checksums may lie, Hadoop's and Spark's: a copy of it is to have them too."""
+    """The names of a file's checksum files, Hadoop's and Spark's: a copy of the file needs them too."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}.{base}.crc", f"{name}.crc"
 
@@ -97,7 +95,7 @@ def _check_whole(storage: Storage, name: str, content: bytes, text: bytes) -> No
 
 
 def _expected(text: bytes, path: str) -> tuple[int, int]:
-    """The checksum and the size that a file should have."""
+    """A file's expected checksum and size."""
     try:
         entry = json.loads(text)
         if entry["algorithm"] != _ALGORITHM:
@@ -124,10 +122,10 @@ def _read_if_there(storage: Storage, name: str) -> bytes | None:
 
 
 def crc32c(content: bytes) -> int:
-    """The CRC-32C of these bytes.
+    """The CRC-32C of the content.
 
-    Checksums of this sort are linear: a content's is the exclusive or of what each byte contributes at its place.
-    Tables have the contributions within a block, and those of a block's sum with so many blocks after it.
+    A CRC is linear: the CRC of a content is the exclusive or of the contributions of each byte at its place. Tables
+    hold the contributions within a block, and those of a block's sum with a given number of blocks after it.
     """
     total = _ONES
     for at in range(0, len(content), _BLOCK_BYTES * _BLOCKS):
@@ -136,12 +134,12 @@ def crc32c(content: bytes) -> int:
 
 
 def _continued(total: int, part: bytes) -> int:
-    """The sum of what was before and of this part, which has at most `_BLOCKS` blocks."""
+    """The sum so far continued with a part of at most `_BLOCKS` blocks."""
     if len(part) < _SUM_BYTES:
         for byte in part:
             total = (total >> 8) ^ int(_BYTE[(total ^ byte) & 0xFF])
         return total
-    begin = -len(part) % _BLOCK_BYTES  # zeros in front change nothing in a sum that begins with 0
+    begin = -len(part) % _BLOCK_BYTES  # leading zeros do not change a sum that begins with 0
     padded = np.zeros(begin + len(part), np.uint8)
     padded[begin:] = np.frombuffer(part, np.uint8)
     padded[begin : begin + _SUM_BYTES] ^= np.frombuffer(total.to_bytes(_SUM_BYTES, "little"), np.uint8)
@@ -150,7 +148,7 @@ def _continued(total: int, part: bytes) -> int:
 
 
 def _contributions(table: Sums, places: Bytes) -> Sums:
-    """Rows of bytes as one sum each, by a table of what each byte contributes at each of the last places."""
+    """One sum per row of bytes, by a table of each byte's contribution at each of the last places."""
     rows = np.arange(len(table) - places.shape[-1], len(table)) * 256
     summed: Sums = np.bitwise_xor.reduce(table.ravel().take(places + rows), axis=-1)
     return summed
@@ -172,7 +170,7 @@ def _within_block() -> Sums:
 
 @cache
 def _before_blocks() -> Sums:
-    """By the place of a block, of a byte in its sum, and that byte: what it contributes over the blocks after it."""
+    """By block, by place of a byte in the block's sum, and by the byte's value: its contribution over later blocks."""
     table = np.empty((_BLOCKS, _SUM_BYTES, 256), np.uint32)
     table[-1] = np.arange(256, dtype=np.uint32) << (8 * np.arange(_SUM_BYTES, dtype=np.uint32))[:, None]
     first = _within_block()[:_SUM_BYTES]
@@ -195,8 +193,8 @@ _BYTE = _byte_table()
 
 
 def read_state_file(storage: Storage, name: str) -> Iterator[bytes]:
-    """The bytes inside a state file, piece by piece.
+    """The decompressed bytes of a state file, piece by piece.
 
-    FileNotFoundError where there is none; CheckpointInvalid, at once or at a later piece, if it is damaged.
+    FileNotFoundError if it does not exist; CheckpointInvalid, at once or at a later piece, if it is damaged.
     """
     return expand(read_checked(storage, name), storage.path(name))

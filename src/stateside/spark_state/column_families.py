@@ -1,32 +1,30 @@
-"""The schemas of a state store with column families: what each family's keys and values are made of.
+"""Column families: the parts of a `transformWithState` state store, one or more per state variable.
 
-    state/OPERATOR/_metadata/v2/BATCH names, for each start of the query, all schemas that the state ever had,
-    in "stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}], the newest one last:
+Their schemas: `state/OPERATOR/_metadata/v2/BATCH` names, for each start of the query, all schemas that the state ever
+had, in `"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}]`, the newest one last:
 
     state/OPERATOR/_stateSchema/default/NAME := "v3" (UTF)  families (i32)  family*
     family := name (UTF)  id (i16)  schema (of the key)  id (i16)  schema (of the value)
               encoder (of the key)  schema (of a map's key, else empty)
 
 where a schema, and the encoder, is a JSON text in chunks (see `schema`). The ids count the versions of a family's key
-and value: with Avro they may change, and every row says which one it was written with.
+and value: with Avro they may change, and every row carries the id of its schema.
 
-Column families: the parts that `transformWithState` divides a state store into, one or more a state variable.
+Their names: a changelog identifies families by ids. Snapshots have the names: Spark writes a snapshot whenever the
+families change, before the changelog of that batch (see `rocksdb_snapshot`). Ids count up from 1 within a partition and
+are never reused, unless Spark repartitions the state: that batch is a snapshot, from which readers learn the ids again.
 
-A changelog tells families by ids. Their names stand in the snapshots: Spark writes one whenever the families change,
-before the changelog of that batch (see `snapshot`). Ids count up from 1 within a partition and are never given twice,
-unless Spark repartitions the state: that batch is a snapshot, of which they are learnt anew.
+Besides the family of its own name a variable may have others, whose names begin with `$`: counts, expiry times.
 
-Besides the family of its own name a variable may have others, whose names begin with `$`: counts, times to expire.
-
-The value of a list state: its entries one after the other, as RocksDB's own merge of appended values leaves them.
+The value of a list state: its entries one after the other, in the form of RocksDB's merge operator for appended values.
 
     value     := entry (delimiter entry)*
     entry     := size (i32, little-endian)  so many bytes: a value as of a value state (see `state_variables`)
     delimiter := "," with merge operator 1, nothing with merge operator 2
 
-A changelog has `put` with all entries of a list, `merge` with the entries that come after those that the key had, and
-`delete`. Which merge operator a query has stands in every `offsets/N` from Spark 4.2 on, and stays; before there was
-only 1.
+A changelog has `put` with all entries of a list, `merge` with the entries appended to the key's earlier ones, and
+`delete`. From Spark 4.2 on every `offsets/N` names the query's merge operator, which never changes; earlier versions
+had only 1.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ _ID = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A column family of a schema file, its key and value as Spark's JSON has their types."""
+    """A column family of a schema file; key and value types as Spark's JSON."""
 
     key: dict[str, Any]
     value: dict[str, Any]
@@ -61,7 +59,7 @@ class Family:
 
 
 def read_families(storage: Storage, operator: int) -> dict[str, Family]:
-    """The families of an operator's state as they are now; FileNotFoundError before its first batch is planned."""
+    """The current families of an operator's state; FileNotFoundError before its first batch is planned."""
     metadata, name = Checkpoint(storage).operator_metadata(operator)
     try:
         return list(schemas(storage, operator, metadata["stateStoreInfo"][0]["stateSchemaFilePaths"]))[-1]
@@ -72,10 +70,10 @@ def read_families(storage: Storage, operator: int) -> dict[str, Family]:
 
 
 def schemas(storage: Storage, operator: int, paths: list[str]) -> Iterator[dict[str, Family]]:
-    """The schemas at these paths, of which only the names are used: the checkpoint may have been moved."""
+    """The schemas at these paths. Only the file names count: the checkpoint may have been moved."""
     *older, newest = [path.rsplit("/", 1)[-1] for path in paths]
     for name in older:
-        with suppress(FileNotFoundError):  # an old one may be deleted some day
+        with suppress(FileNotFoundError):  # an old one may have been deleted
             yield _read_schema(storage, operator, name)
     try:
         yield _read_schema(storage, operator, newest)
@@ -104,12 +102,12 @@ def _families(content: bytes, at_byte: int, count: int) -> Iterator[tuple[str, F
         (value_id,) = _ID.unpack_from(content, at_byte)
         value, at_byte = read_chunks(content, at_byte + _ID.size)
         encoder, at_byte = read_chunks(content, at_byte)
-        _, at_byte = read_chunks(content, at_byte)  # a map's key stands in the key as well
+        _, at_byte = read_chunks(content, at_byte)  # a map's key is in the key as well
         yield name, Family(key, value, encoder, key_id, value_id)
 
 
 class ColumnFamilies:
-    """The names of one operator's families, looked up as ids are met, and kept until a snapshot has others."""
+    """Cache of the names of one operator's families by id, filled on demand from snapshots."""
 
     def __init__(self, storage: Storage, operator: int) -> None:
         self._storage, self._operator = storage, operator
@@ -133,11 +131,11 @@ class ColumnFamilies:
         return names
 
     def learn(self, partition: int, names: Mapping[int, str]) -> None:
-        """Keep the names that a snapshot of this partition has, all that count from its version on."""
+        """Cache the family names of a snapshot of this partition, complete from its version on."""
         self._names[partition] = dict(names)
 
     def _snapshots(self, commit: Commit, partition: int, changelog: Changelog) -> Iterator[str]:
-        """The snapshots up to this batch that there may be, newest first, without looking further than is needed."""
+        """The possible snapshots up to this batch, newest first, found lazily."""
         yield f"{state_stem(commit, self._operator, partition)}.zip"
         folder = f"state/{self._operator}/{partition}"
         if commit.state_ids:
@@ -151,7 +149,7 @@ class ColumnFamilies:
         try:
             return read_contents(self._storage, name).families
         except FileNotFoundError:
-            return {}  # there is no snapshot of that version
+            return {}  # that version has no snapshot
 
 
 _SETTING = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
@@ -160,7 +158,7 @@ _SIZE = struct.Struct("<i")
 
 
 def delimiter_of(checkpoint: Checkpoint) -> bytes:
-    """What stands between the entries of the query's lists; FileNotFoundError before its first batch is committed."""
+    """The delimiter of entries in the query's lists; FileNotFoundError before its first batch is committed."""
     batches = checkpoint.commits()
     if not batches:
         raise FileNotFoundError(checkpoint.storage.path("commits"))
@@ -168,7 +166,7 @@ def delimiter_of(checkpoint: Checkpoint) -> bytes:
 
 
 def split_entries(value: bytes, delimiter: bytes, path: str) -> list[bytes]:
-    """The entries of a list, or of what was appended to one; CheckpointInvalid if they are not framed as known."""
+    """The entries of a list, or of an appended part of one; CheckpointInvalid for unknown framing."""
     return list(_entries(value, delimiter, path))
 
 

@@ -1,16 +1,16 @@
-"""The envelopes of Spark's state files, told apart by the bytes that they begin with.
+"""Compression envelopes of Spark's state files, identified by their first bytes.
 
     lz4      stream := block* end                                     Java's LZ4 block stream, Spark's default
              block  := "LZ4Block" (8)  token (1)  compressed size (i32 le)  size (i32 le)  checksum (u32 le)  bytes
              end    := the same with both sizes 0
-    zstd     one or more frames as everybody writes them, 28 b5 2f fd …
-    snappy   stream := 82 "SNAPPY" 00  version (i32)  oldest version that can read it (i32)  block*
-             block  := compressed size (i32)  bytes, which begin with the size that they expand to (varint)
+    zstd     one or more standard frames, 28 b5 2f fd …
+    snappy   stream := 82 "SNAPPY" 00  version (i32)  oldest version able to read the stream (i32)  block*
+             block  := compressed size (i32)  bytes, which begin with their uncompressed size (varint)
     lzf      "ZV" …, refused
 
-The token's high half tells the method of an LZ4 block: 0x10 stored, 0x20 LZ4. Its checksum is xxHash32 of the
-uncompressed bytes with Java's seed, cut to 28 bits. As Spark writes them, zstd and snappy have no checksums, and damage
-may be found here or not; `checksum` has other means.
+The token's high half is the method of an LZ4 block: 0x10 stored, 0x20 LZ4. Its checksum is xxHash32 of the uncompressed
+bytes with Java's seed, cut to 28 bits. Spark's zstd and snappy have no checksums, so damage may go unnoticed here;
+`checksum` has other means.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Expand = Callable[[bytes, str], Iterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """An envelope: the bytes it begins with, and how it is opened."""
+    """An envelope: its first bytes, and its decompressor."""
 
     name: str
     magic: bytes
@@ -57,17 +57,17 @@ class Codec:
 
 
 def decompress(content: bytes, path: str) -> bytes:
-    """The bytes inside the envelope; CheckpointInvalid, with file and byte, if they are damaged."""
+    """The uncompressed bytes; CheckpointInvalid, with file and byte, if damaged."""
     return b"".join(expand(content, path))
 
 
 def expand(content: bytes, path: str) -> Iterator[bytes]:
-    """The same piece by piece, so that a large file need not stand in memory as a whole."""
+    """The same piece by piece, so that a large file need not be in memory as a whole."""
     return codec_of(content, path).expand(content, path)
 
 
 def codec_of(content: bytes, path: str) -> Codec:
-    """The envelope that a file is in; CheckpointInvalid if it is none that can be opened."""
+    """The envelope of a file; CheckpointInvalid if it cannot be opened."""
     for codec in CODECS:
         if content.startswith(codec.magic):
             return codec
@@ -83,7 +83,6 @@ def codec_of(content: bytes, path: str) -> Codec:
 
 
 def damaged(path: str, at_byte: int, reason: str) -> CheckpointInvalid:
-    """The error for a state file that cannot be read."""
     return CheckpointInvalid(
         f"A state file cannot be read: {reason}",
         where=f"{path}, byte {at_byte}",
@@ -127,7 +126,7 @@ def _zstd_pieces(content: bytes, path: str) -> Iterator[bytes]:
             while piece := stream.read(_READ_BYTES):
                 yield bytes(piece)
     except (OSError, pa.ArrowException) as error:
-        # The codec does not tell the byte. This one is where the frames begin.
+        # The codec does not report the byte of the damage. Byte 0 is where the frames begin.
         raise damaged(path, 0, f"its zstd frames are damaged or cut short, {error}") from None
 
 

@@ -1,16 +1,16 @@
-"""Deltas and snapshots: the files of Spark's default state store, the HDFS-backed one, wherever they lie.
+"""The HDFS-backed state store, Spark's default: its deltas and snapshots, on any file system.
 
-`VERSION.delta` has what a batch changed in one partition, version = batch + 1; now and then a `VERSION.snapshot` beside
-it has all rows of that version. This store knows checkpoint format v1 only, where a batch that is run again overwrites
-its files, and no column families. Inside the envelope, numbers big-endian:
+`VERSION.delta` has the changes of a batch in one partition, version = batch + 1; now and then a `VERSION.snapshot`
+beside it has all rows of that version. This store knows checkpoint format v1 only, where a repeated batch overwrites
+its files, and no column families. Inside the compression envelope, numbers big-endian:
 
     delta    := (key size (i32)  key  value size (i32; -1: the key was deleted)  value)*  -1 (i32)
     snapshot := the same without deletions
 
 Keys and values are UnsafeRows and nothing else: no version byte before them, and no key is in two parts.
 
-Snapshots are written behind the query's back, of the newest version that there is, which may be one that was not
-committed yet. So only the version tells which batches a snapshot has in it.
+Spark writes snapshots in the background, of the newest version at the time, perhaps an uncommitted one. So the version
+alone says which batches a snapshot includes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stateside.spark_state.slices import ChangeBlock, StateChange, blocks, whole
 
 @dataclass(frozen=True, slots=True)
 class HdfsSnapshot:
-    """A snapshot of one partition, by its place; it is read when its rows are asked for."""
+    """A snapshot of one partition, by its location; its rows are read on demand."""
 
     storage: Storage
     operator: int
@@ -38,17 +38,15 @@ class HdfsSnapshot:
     version: int
 
     def name(self) -> str:
-        """Its file."""
         return f"{_folder(self.operator, self.partition)}/{self.version}.snapshot"
 
     def rows(self) -> Iterator[StateChange]:
-        """All rows, one by one."""
         return chain.from_iterable(self.blocks())
 
     def blocks(self, *, prefixed: bool = False) -> Iterator[ChangeBlock]:
-        """All rows; CheckpointGap if the file is not there. With `prefixed` they are the same: no key is in two parts.
+        """All rows; CheckpointGap if the file is missing. `prefixed` has no effect: no key is in two parts.
 
-        Damage is told by CheckpointInvalid, perhaps after some rows: until the last one is there, none may count.
+        CheckpointInvalid for damage, perhaps after some rows: callers must use no row before the last one was read.
         """
         path = self.storage.path(self.name())
         try:
@@ -60,7 +58,7 @@ class HdfsSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class DeltaChain:
-    """What the state of a partition is made of: a snapshot, or nothing, and the deltas after it, in order."""
+    """The sources of a partition's state: a snapshot, or nothing, and the deltas after it, in order."""
 
     operator: int
     partition: int
@@ -68,17 +66,16 @@ class DeltaChain:
     deltas: tuple[Commit, ...]
 
     def file_names(self) -> list[str]:
-        """All files that are needed."""
         deltas = [_delta_name(commit, self.operator, self.partition) for commit in self.deltas]
         return [self.snapshot.name(), *deltas] if self.snapshot else deltas
 
     def snapshot_at(self, storage: Storage) -> HdfsSnapshot | None:
-        """The snapshot, as it lies in a copy of the checkpoint."""
+        """The snapshot at its place in a copy of the checkpoint."""
         return replace(self.snapshot, storage=storage) if self.snapshot else None
 
 
 def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) -> Changelog:
-    """What the batch changed in one partition, in order; CheckpointGap if Spark has deleted that file already."""
+    """The batch's changes in one partition, in order; CheckpointGap if Spark has deleted the file already."""
     name = _delta_name(commit, operator, partition)
     try:
         content = b"".join(read_state_file(storage, name))
@@ -90,12 +87,12 @@ def read_delta(storage: Storage, commit: Commit, operator: int, partition: int) 
 def newest_snapshot(
     storage: Storage, operator: int, partition: int, batch: int, without: Collection[str] = ()
 ) -> HdfsSnapshot | None:
-    """The snapshot from which the state after a batch is built soonest; None if there is none.
+    """The snapshot with the fewest deltas to the state after a batch; None if there is none.
 
-    Those among `without`, whole names, are passed over: they turned out to be damaged.
+    Snapshots among `without`, whole names, are passed over as damaged.
 
-    Its version is at most batch + 1, and each delta that is then needed is there. Without one the state can still be
-    built from batch 0 on if no delta is gone.
+    The version is at most batch + 1, and all deltas after it exist. Without a snapshot the state can still be built
+    from batch 0 on, if no delta is gone.
     """
     folder = _folder(operator, partition)
     names = [name for name in storage.names(folder) if f"{folder}/{name}" not in without]
@@ -109,7 +106,7 @@ def newest_snapshot(
 def newest_delta_chain(
     storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
 ) -> DeltaChain | None:
-    """The shortest way to the state after a batch; None if a file is missing on every way."""
+    """The shortest chain to the state after a batch; None if every chain lacks a file."""
     snapshot = newest_snapshot(storage, operator, partition, commit.batch, without)
     first = snapshot.version if snapshot else 0
     if not _versions(storage.names(_folder(operator, partition)), ".delta") >= set(range(first + 1, commit.batch + 2)):

@@ -1,7 +1,7 @@
-"""Which state store wrote a checkpoint's state, and what a batch changed in it, whichever did.
+"""State store providers: which store holds a query's state, and a batch's changes from either store.
 
-A query's store is named in every `offsets/N` and stays what it was when the query first ran. A file without that entry
-is older than every store but the HDFS-backed one.
+Every `offsets/N` names the query's store, which never changes after the query's first run. A file without this entry is
+older than every store but the HDFS-backed one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PACKAGE = "org.apache.spark.sql.execution.streaming.state"
 
 
 class Provider(Enum):
-    """A state store of Spark's, by the class that Spark knows it by."""
+    """A state store of Spark's, by its class name."""
 
     HDFS = f"{_PACKAGE}.HDFSBackedStateStoreProvider"
     ROCKSDB = f"{_PACKAGE}.RocksDBStateStoreProvider"
 
 
 def provider_of(plan: Plan, path: str) -> Provider:
-    """The store that a batch's state is in; CheckpointInvalid, naming the offsets file, if it is none of Spark's."""
+    """The store of a batch's state; CheckpointInvalid, naming the offsets file, if the class is unknown."""
     name = plan.conf.get(_SETTING, Provider.HDFS.value)
     try:
         return Provider(name)
@@ -42,7 +42,7 @@ def provider_of(plan: Plan, path: str) -> Provider:
 
 
 def counted_rows(reported: Mapping[str, Any]) -> int | None:
-    """How many rows an operator keeps, as Spark reports it; None if nobody counts them: RocksDB's store says 0 then."""
+    """The number of rows in an operator's state, as Spark reports; None if not counted (RocksDB then reports 0)."""
     rows = int(reported.get("numRowsTotal", 0))
     on_rocksdb = any(name.startswith("rocksdb") for name in reported.get("customMetrics", ()))
     return None if rows == 0 and on_rocksdb else rows
@@ -58,12 +58,12 @@ def read_batch_changes(
     prefixed: bool = False,
     scratch: Path | None = None,
 ) -> Changelog:
-    """What a batch changed in one partition of an operator's state.
+    """The changes of a batch in one partition of an operator's state.
 
-    With `prefixed` the operator's keys are in two parts where the store does so (`changelog`); a change without
-    `key_rest` then has the whole key in one row. With `scratch`, a folder of the reader's own, the changes of a store
-    without changelogs are found too (`version_changes`). CheckpointInvalid for a store or encoding that is not known,
-    CheckpointGap if Spark has deleted the file already.
+    With `prefixed` the operator's keys are in two parts where the store has such keys (`changelog`); a change without
+    `key_rest` then has the whole key in one row. With `scratch`, a folder of the reader's own, a store without
+    changelogs is read too (`sst`). CheckpointInvalid for an unknown store or encoding, CheckpointGap if Spark has
+    deleted the file already.
     """
     path = checkpoint.storage.path(f"offsets/{plan.batch}")
     check_encoding(plan, path)

@@ -1,16 +1,16 @@
-"""Snapshots of the state: all of one partition of a RocksDB state store at one version, as RocksDB's own files.
+"""RocksDB snapshots: the whole state of one partition at one version, as RocksDB's own files.
 
-    VERSION.zip, or VERSION_ID.zip in checkpoint format v2, has what is small and changes with every version:
+    VERSION.zip, or VERSION_ID.zip in checkpoint format v2, has the small files that change with every version:
         metadata := "v1\\n" {"sstFiles": [{"localFileName": …, "dfsSstFileName": …, "sizeBytes": …}],
                             "logFiles": the same with "dfsLogFileName", or nothing,
                             "columnFamilyMapping": {name: id}, …}
         CURRENT, MANIFEST-…, OPTIONS-…, and a write-ahead log, which is empty
-    SSTs/ and logs/ have what is large and never changes, shared between versions, under the dfs… names
+    SSTs/ and logs/ have the large files that never change, shared between versions, under the dfs… names
 
-Put together under the local names they are a RocksDB, which is only ever opened to read, in a folder of the reader's
-own. Its keys and values are those of the changelogs (see `changelog`). Spark writes a snapshot every so many batches,
-in the background. The state of a batch is the newest snapshot in its lineage and the changelogs after it; before the
-first snapshot, all changelogs.
+Together, under their local names, these files are a RocksDB database, opened read-only in a folder of the reader's own.
+Its keys and values are those of the changelogs (see `changelog`). Spark writes a snapshot every few batches, in the
+background. The state of a batch is the newest snapshot in its lineage and the changelogs after it; before the first
+snapshot, all changelogs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stateside.spark_state.checksum import check_copy, read_checked
 from stateside.spark_state.slices import BLOCK_BYTES, ChangeBlock, Slices, StateChange
 
 _FAMILY = struct.Struct("<h")
-# RocksDB leaves an empty delimiter of appended values out of OPTIONS, and takes a missing one for a comma.
+# RocksDB omits an empty delimiter of appended values from OPTIONS, and takes a missing one for a comma.
 _NAMED_ONLY = "merge_operator=StringAppendOperator\n"
 _WITHOUT_DELIMITER = "merge_operator={id=StringAppendOperator;delimiter=;}\n"
 _RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extractors": {}})}
@@ -44,7 +44,7 @@ _RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extr
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A large file of a snapshot: its name as RocksDB knows it, where it lies beside the zip, and its size."""
+    """A large file of a snapshot: its name inside RocksDB, its location beside the zip, and its size."""
 
     local_name: str
     stored_name: str
@@ -53,7 +53,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a snapshot's zip says of it: its large files, and the names of the column families by id."""
+    """The metadata in a snapshot's zip: its large files, and the names of the column families by id."""
 
     tables: tuple[SnapshotFile, ...]
     families: Mapping[int, str]
@@ -61,9 +61,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What the state of a partition is made of: a snapshot, or nothing, and the changelogs after it, in order.
+    """The sources of a partition's state: a snapshot, or nothing, and the changelogs after it, in order.
 
-    Each version is given as a commit that names this partition's files; Spark may have deleted the real one.
+    Each version is a `Commit` that names this partition's files; Spark may have deleted the real commit.
     """
 
     operator: int
@@ -72,20 +72,18 @@ class Chain:
     changelogs: tuple[Commit, ...]
 
     def snapshot_name(self) -> str | None:
-        """The snapshot's zip."""
         return f"{state_stem(self.snapshot, self.operator, self.partition)}.zip" if self.snapshot else None
 
     def changelog_names(self) -> list[str]:
-        """The changelogs' files."""
         return [f"{state_stem(commit, self.operator, self.partition)}.changelog" for commit in self.changelogs]
 
 
 def newest_chain(
     storage: Storage, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
 ) -> Chain | None:
-    """The shortest way to the state of a batch; None if a file is missing on every way.
+    """The shortest chain to the state of a batch; None if every chain lacks a file.
 
-    Snapshots among `without`, whole names, are passed over: they turned out to be damaged.
+    Snapshots among `without`, whole names, are passed over as damaged.
     """
     folder = f"state/{operator}/{partition}"
     names = {name for name in storage.names(folder) if f"{folder}/{name}" not in without}
@@ -104,7 +102,7 @@ def newest_chain(
 def _lineage(
     storage: Storage, commit: Commit, operator: int, partition: int, names: Collection[str]
 ) -> Iterator[Commit]:
-    """The versions that a batch's state was made from, newest first, without a gap, back to where the files tell."""
+    """The versions leading to a batch's state, newest first, without a gap, as far back as the files show."""
     yield commit
     if not commit.state_ids:
         yield from (Commit(batch, 0, {}) for batch in range(commit.batch - 1, -1, -1))
@@ -118,7 +116,7 @@ def _lineage(
             return
         earlier = Commit(version - 1, 0, {str(operator): [[ids[version]]] * (partition + 1)})
         yield earlier
-        if version - 1 not in ids:  # a lineage ends at a snapshot: that version's own changelog has what was before
+        if version - 1 not in ids:  # a lineage ends at a snapshot: that version's own changelog has the earlier part
             ids |= _earlier_ids(storage, earlier, operator, partition, names)
 
 
@@ -130,7 +128,7 @@ def _earlier_ids(
 
 
 def read_contents(storage: Storage, name: str) -> Contents:
-    """What a snapshot's zip says of it; FileNotFoundError where there is none."""
+    """The metadata in a snapshot's zip; FileNotFoundError if the zip does not exist."""
     content = read_checked(storage, name)
     with _reading(storage.path(name)), zipfile.ZipFile(BytesIO(content)) as archive:
         version, _, text = archive.read("metadata").decode().partition("\n")
@@ -151,7 +149,7 @@ def _table(entry: Mapping[str, Any], folder: str, name: str) -> SnapshotFile:
 
 
 def file_names(storage: Storage, chain: Chain) -> list[str]:
-    """All files that the chain needs; FileNotFoundError if its snapshot is gone."""
+    """All files of the chain; FileNotFoundError if its snapshot is gone."""
     zip_name, folder = chain.snapshot_name(), f"state/{chain.operator}/{chain.partition}"
     if zip_name is None:
         return chain.changelog_names()
@@ -160,7 +158,7 @@ def file_names(storage: Storage, chain: Chain) -> list[str]:
 
 
 class StateSnapshot:
-    """An opened snapshot. `scratch`, a folder that is there for this alone, must last as long as it is open."""
+    """An opened snapshot. `scratch`, a folder for this snapshot alone, must exist until it is closed."""
 
     def __init__(self, storage: Storage, name: str, scratch: Path) -> None:
         self.path = storage.path(name)
@@ -183,24 +181,24 @@ class StateSnapshot:
         return chain.from_iterable(self.blocks(prefixed=prefixed))
 
     def blocks(self, *, prefixed: bool = False) -> Iterator[ChangeBlock]:
-        """The rows of a store without column families, in order of their keys."""
+        """The rows of a store without column families, in key order."""
         for keys, values in self._some_pairs():
             pairs = ChangeBlock(Slices.of(keys), Slices.of(values))
             yield row_block(pairs, lambda _, reason: _unreadable(self.path, reason), prefixed=prefixed)
 
     def family_rows(self, family: int) -> Iterator[StateChange]:
-        """The rows of one column family, in order of their keys."""
+        """The rows of one column family, in key order."""
         for key, value in self._pairs(_FAMILY.pack(family)):
             yield StateChange(key[_FAMILY.size :], value, family)
 
     def values(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of these keys, which begin with the id of their column family if there are any; None if gone."""
+        """The values of the keys; None for a missing key. A key in a column family begins with the family's id."""
         with _reading(self.path):
             found: list[bytes | None] | None = self._database.get([*keys])
             return found or []
 
     def _pairs(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with these bytes, without more of them in memory than RocksDB reads at once."""
+        """The pairs whose key begins with the prefix, streamed: no more in memory than RocksDB reads at once."""
         pairs: RdictIter = self._database.iter()
         pairs.seek(prefix) if prefix else pairs.seek_to_first()
         while pairs.valid():
@@ -210,10 +208,10 @@ class StateSnapshot:
             yield key, pairs.value()
             pairs.next()
         with _reading(self.path):
-            pairs.status()  # a damaged table ends the rows too, and only this tells
+            pairs.status()  # only this call shows that a damaged table ended the rows early
 
     def _some_pairs(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All keys and values, of so many bytes at a time; the same as `_pairs`, with less to do for each row."""
+        """All pairs in groups of `BLOCK_BYTES`; like `_pairs`, with less work per row."""
         pairs: RdictIter = self._database.iter()
         pairs.seek_to_first()
         valid, next_key, next_value, step = pairs.valid, pairs.key, pairs.value, pairs.next
@@ -253,7 +251,7 @@ def _put_together(storage: Storage, name: str, contents: Contents, scratch: Path
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Turns whatever a damaged snapshot makes go wrong into CheckpointInvalid. RocksDB's errors have no class."""
+    """Turn any error of a damaged snapshot into CheckpointInvalid. RocksDB's errors have no class of their own."""
     try:
         yield
     except CheckpointInvalid:

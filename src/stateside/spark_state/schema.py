@@ -1,11 +1,11 @@
-"""The columns of a state store, from `state/OPERATOR/0/_metadata/schema`.
+"""The schema of a state store: its columns, from `state/OPERATOR/0/_metadata/schema`.
 
 file   := "v1" (UTF)  text (of the key)  text (of the value)      up to Spark 3.0
         | "v2" (UTF)  schema (of the key)  schema (of the value)
 schema := chunks (i32)  text*      together one text
 text   := UTF                      JSON of a Spark struct type
 
-`state_variables` has version 3, which lies elsewhere and is for stores with column families.
+`column_families` has version 3, in other files, for stores with column families.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_utf(content: bytes, at_byte: int) -> tuple[str, int]:
 
 
 def read_chunks(content: bytes, at_byte: int) -> tuple[dict[str, Any], int]:
-    """A JSON object out of its chunks, and the byte after them."""
+    """A JSON object from its chunks, and the byte after them."""
     (count,) = struct.unpack_from(">i", content, at_byte)
     at_byte += 4
     text = ""
@@ -81,7 +81,7 @@ _READERS = {"v1": _read_text, "v2": read_chunks}
 
 
 def columns_of(struct_type: dict[str, Any]) -> tuple[Column, ...]:
-    """The columns of a struct type, as Spark's JSON writes it."""
+    """The columns of a struct type in Spark's JSON."""
     return tuple(Column(field["name"], _type_name(field["type"])) for field in struct_type["fields"])
 
 

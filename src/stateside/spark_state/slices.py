@@ -1,17 +1,15 @@
-"""Slices: many parts of some bytes, by their places alone.
+"""Slices and blocks: many keys, values and changes at once, as places in the bytes of a state file.
 
-What is in them is looked at for all of them together, in arrays: a number that each has at the same place, say. Their
-bytes are cut out only when somebody asks for them.
+Slices are parts of some bytes, by place alone. Operations on their content run for all slices together, in numpy
+arrays: a number at the same place of each, say. Bytes are copied out only on demand.
 
-Blocks: many changes at once, as places in the bytes that they were read from.
-
-Spark's stores write what changed, and what there is, as pairs; numbers big-endian:
+A block is many changes. Spark's stores write changes, and whole states, as pairs; numbers big-endian:
 
     pairs := (key size (i32)  key  value size (i32; -1: the key was deleted)  value)*  -1 (i32)
 
-Where a pair begins, only the pair before it tells. But state rows have few sizes: a run of pairs of the same sizes is
-found at once, by a look at all the places where their sizes would stand. From there on everything is done for
-a whole block, column by column, in arrays; nothing is made for a row before somebody asks for it.
+Only the previous pair shows where a pair begins. But state rows have few sizes: a run of pairs of the same sizes is
+found at once, by comparing all the places where their sizes would be. All further work is done per block, column by
+column, in arrays; no object is made for a row before a caller asks for it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import numpy.typing as npt
 
 from stateside.spark_state.compression import damaged
 
-SIZES_IN_GROUPS_MAX = 16  # slices of so many sizes are cut out size by size; of more, one by one
+SIZES_IN_GROUPS_MAX = 16  # slices of up to so many sizes are copied out size by size; of more, one by one
 _GROUPED_BYTES_MAX = 64 * 1024
 _SORTED_BY_BYTES = 8
 _FIRST_BYTES = np.array([2**64 - 2 ** (64 - 8 * count) for count in range(_SORTED_BY_BYTES + 1)], np.uint64)
@@ -39,7 +37,7 @@ Objects = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slices:
-    """Many parts of some bytes: where each begins and its size. The size -1 stands for a part that is not there."""
+    """Many parts of some bytes: each part's begin and size. The size -1 stands for a missing part."""
 
     content: bytes
     begins: Places
@@ -47,7 +45,7 @@ class Slices:
 
     @classmethod
     def of(cls, parts: Sequence[bytes | None]) -> Slices:
-        """The slices that these are, one after the other."""
+        """Slices of the concatenated parts."""
         there = [part for part in parts if part is not None]
         sizes = np.full(len(parts), _GONE, np.int64)
         sizes[[part is not None for part in parts] if len(there) < len(parts) else slice(None)] = list(map(len, there))
@@ -56,7 +54,7 @@ class Slices:
 
     @classmethod
     def of_all(cls, parts: Sequence[bytes]) -> Slices:
-        """The same of parts that are all there: in a third of the time."""
+        """The same for parts without None: in a third of the time."""
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return cls(b"".join(parts), np.cumsum(sizes) - sizes, sizes)
 
@@ -64,11 +62,9 @@ class Slices:
         return len(self.begins)
 
     def tolist(self) -> list[bytes | None]:
-        """The parts themselves."""
         return list(self.array())
 
     def array(self) -> Objects:
-        """The parts themselves, in an array."""
         parts, sizes = np.empty(len(self), object), self._few_sizes()
         if sizes is None:
             parts[:] = self._one_by_one()
@@ -78,22 +74,22 @@ class Slices:
         return parts
 
     def between(self, first: int, end: int) -> Slices:
-        """Those from one place in the order up to another, without the content that is not theirs."""
+        """The slices from one index up to another, without foreign content."""
         begins, sizes = self.begins[first:end], self.sizes[first:end]
         ends = begins + np.maximum(sizes, 0)
         base = int(begins.min(initial=len(self.content)))
         return Slices(self.content[base : int(ends.max(initial=base))], begins - base, sizes)
 
     def padded(self, byte_count: int) -> Slices:
-        """The same with so many bytes behind the content: as far as that one may look beyond the end of a part."""
+        """The same with `byte_count` more bytes of content: so far a caller may read beyond the end of a part."""
         return Slices(self.content + bytes(byte_count), self.begins, self.sizes)
 
     def part(self, which: Places) -> Slices:
-        """Some of them, by their places in the order."""
+        """The slices at these indexes."""
         return Slices(self.content, self.begins[which], self.sizes[which])
 
     def replaced(self, which: Places, parts: Sequence[bytes]) -> Slices:
-        """The same with other parts at some places in the order."""
+        """The same with other parts at some indexes."""
         if not len(which):
             return self
         others, begins, sizes = Slices.of(parts), self.begins.copy(), self.sizes.copy()
@@ -101,9 +97,9 @@ class Slices:
         return Slices(self.content + others.content, begins, sizes)
 
     def rough_order(self) -> Places:
-        """The order in which they are sorted, or nearly so: by eight bytes, from the first on in which any two differ.
+        """A nearly sorted order of the slices: by eight bytes, from the first byte that differs between any two.
 
-        Equal parts stay in the order in which they are.
+        The sort is stable.
         """
         if not len(self):
             return np.arange(0)
@@ -113,7 +109,7 @@ class Slices:
         return np.argsort(words & own, kind="stable")
 
     def _alike_bytes(self) -> int:
-        """With how many bytes all begin alike, as far as it is looked at."""
+        """The length of the common prefix, up to `_ALIKE_BYTES_MAX`."""
         size = int(min(self.sizes.min(), _ALIKE_BYTES_MAX))
         if size <= 0:
             return 0
@@ -122,15 +118,15 @@ class Slices:
         return int(differ.argmax()) if differ.any() else size
 
     def without(self, byte_count: int) -> Slices:
-        """The same without so many bytes at the beginning of each part, which must be there."""
+        """The same without the first `byte_count` bytes of each part, which must be there."""
         return Slices(self.content, self.begins + byte_count, np.where(self.sizes < 0, _GONE, self.sizes - byte_count))
 
     def numbers(self, at_byte: int, type_: str) -> Numbers:
-        """A number of this type (as numpy names it) out of each part, which must have it."""
+        """A number of this numpy type from each part, which must have it."""
         return numbers_at(self.content, self.begins + at_byte, type_)
 
     def _few_sizes(self) -> list[int] | None:
-        """The sizes that the parts have; None if these are too many."""
+        """The distinct sizes; None if there are too many."""
         if self.sizes.max(initial=0) > _GROUPED_BYTES_MAX:
             return None
         sizes = np.flatnonzero(np.bincount(self.sizes + 1)) - 1
@@ -149,7 +145,7 @@ class Slices:
 
 
 def numbers_at(content: bytes, places: Places, type_: str) -> Numbers:
-    """The numbers of this type that stand at these bytes, wherever that is. All of them must be inside the content."""
+    """The numbers of this type at these byte offsets, aligned or not. All must lie inside the content."""
     last = len(content) - np.dtype(type_).itemsize
     if not len(places):
         return np.empty(0, type_)
@@ -157,9 +153,9 @@ def numbers_at(content: bytes, places: Places, type_: str) -> Numbers:
     return found
 
 
-BLOCK_BYTES = 4 * 1024 * 1024  # of a large file, so much is looked at in one go
+BLOCK_BYTES = 4 * 1024 * 1024  # of a large file, the unit of work
 PART_ROWS = 50_000
-RUN_AFTER_PAIRS = 8  # so many pairs of the same sizes let expect more of them
+RUN_AFTER_PAIRS = 8  # so many pairs of the same sizes in a row suggest a longer run
 _RUN_STEP = 256
 _SIZE = struct.Struct(">i")
 _END_MARK = _SIZE.pack(-1)
@@ -167,11 +163,11 @@ _END_MARK = _SIZE.pack(-1)
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A key and its new value; None means that the key left the state.
+    """A key and its new value; None if the key was deleted.
 
-    Without a `family` both are UnsafeRows, with one they are as that column family encodes them. With `appended` the
-    value does not replace those that the key had, it comes after them. Of a prefixed key, `key` has the first columns
-    and `key_rest` the others, each a row of its own.
+    Without a `family` both are UnsafeRows, otherwise both are in the column family's encoding. With `appended` the
+    value is appended to the key's earlier values instead of replacing them. Of a prefixed key, `key` has the first
+    columns and `key_rest` the others, each a row of its own.
     """
 
     key: bytes
@@ -183,7 +179,7 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeBlock(Collection[StateChange]):
-    """Changes in order; `rests` has the second parts of prefixed keys. What it iterates over is made only then."""
+    """Changes in order; `rests` has the second parts of prefixed keys. Iteration makes the `StateChange` objects."""
 
     keys: Slices
     values: Slices
@@ -199,7 +195,7 @@ class ChangeBlock(Collection[StateChange]):
             yield StateChange(key, value, key_rest=rest)
 
     def parts(self) -> Iterator[ChangeBlock]:
-        """The same changes as blocks of at most so many rows that not much memory is taken by what is made of one."""
+        """The same changes as blocks of at most `PART_ROWS` rows, to bound the memory of derived data."""
         if len(self) <= PART_ROWS:
             yield self
             return
@@ -213,7 +209,7 @@ class ChangeBlock(Collection[StateChange]):
 
 
 def whole_block(content: bytes, path: str, begin: int = 0) -> ChangeBlock:
-    """The pairs from a byte on up to the end mark, with which the content must end, or else CheckpointInvalid."""
+    """The pairs from a byte up to the end mark, which must end the content; otherwise CheckpointInvalid."""
     starts, end = _scan(content, begin, path, 0)
     if content[end:] != _END_MARK:
         raise damaged(path, end, "a record is cut short")
@@ -221,7 +217,7 @@ def whole_block(content: bytes, path: str, begin: int = 0) -> ChangeBlock:
 
 
 def blocks(pieces: Iterable[bytes], path: str) -> Iterator[ChangeBlock]:
-    """The same of a content in pieces, block by block, without more of it in memory. Damage may show after some."""
+    """The same from content in pieces, block by block, in bounded memory. Damage may show after some blocks."""
     waiting, at_byte = b"", 0
     for part in _gathered(pieces):
         content = waiting + part
@@ -252,7 +248,7 @@ def _block(content: bytes, starts: Places) -> ChangeBlock:
 
 
 def _scan(content: bytes, at: int, path: str, passed_bytes: int) -> tuple[Places, int]:
-    """Where the pairs begin that are there as a whole, and where the last one ends."""
+    """The begins of all complete pairs, and the end of the last one."""
     found: list[Places] = []
     while True:
         starts, at, sizes = _walk(content, at)
@@ -266,9 +262,9 @@ def _scan(content: bytes, at: int, path: str, passed_bytes: int) -> tuple[Places
 
 
 def _walk(content: bytes, at: int) -> tuple[list[int], int, tuple[int, int] | None]:
-    """Where pairs begin and the last one ends, one by one until several are of the same sizes, which then come too.
+    """Pairs one by one, up to several of the same sizes in a row; returns begins, end, and the repeated sizes.
 
-    This loop runs for every pair where sizes vary: it has what it needs at hand, and leaves all doubts to others.
+    This loop runs for every pair where sizes vary: it uses local names only, and leaves checks to its caller.
     """
     starts: list[int] = []
     unpack, append, end, alike, stride = _SIZE.unpack_from, starts.append, len(content), 0, 0
@@ -284,12 +280,12 @@ def _walk(content: bytes, at: int) -> tuple[list[int], int, tuple[int, int] | No
             alike, stride, at = (alike + 1 if next_at - at == stride else 0), next_at - at, next_at
             if alike == RUN_AFTER_PAIRS:
                 return starts, at, (key_size, value_size)
-    except struct.error:  # not even its sizes are there
+    except struct.error:  # not even its sizes are complete
         return starts, at, None
 
 
 def _check_stop(content: bytes, at: int, path: str, passed_bytes: int) -> None:
-    """Refuse a pair at which the walk stopped if more bytes would not help it."""
+    """Refuse the pair at which the walk stopped if more bytes would not complete it."""
     if at + _SIZE.size > len(content) or content[at:] == _END_MARK:
         return
     (key_size,) = _SIZE.unpack_from(content, at)
@@ -304,7 +300,7 @@ def _check_stop(content: bytes, at: int, path: str, passed_bytes: int) -> None:
 
 
 def _run(content: bytes, at: int, key_size: int, value_size: int) -> Places:
-    """Where the pairs begin that follow each other from here on and all have these sizes."""
+    """The begins of consecutive pairs from here on that all have these sizes."""
     stride = _stride(key_size, value_size)
     most, same, step = (len(content) - at) // stride, 0, _RUN_STEP
     while same < most:

@@ -1,4 +1,4 @@
-"""The keys in a table file of RocksDB's (an SST), those of deletions too, which RocksDB itself hides.
+"""RocksDB table files (SSTs): their keys, including deletions, hidden by RocksDB itself; changes between versions.
 
     file   := block*  footer (53 bytes)
     footer := checksum type (u8)  place of the meta index  place of the index  zeros up to 41 bytes
@@ -9,26 +9,24 @@
     entry  := bytes in common with the key before (varint)  further bytes (varint)  size of the value (varint)
               further bytes of the key  value
               in the index without the size; its value is a place, or, if there are bytes in common, the difference of
-              the block's size to the one before it (signed varint), next to which it lies
-    key    := the user's key  kind (u8)  sequence number (7 bytes)       in blocks that the index has the places of
+              the block's size to that of the block before (signed varint), next to which it lies
+    key    := the user's key  kind (u8)  sequence number (7 bytes)       in blocks located by the index
 
-All numbers little-endian. The meta index has the places of other blocks by name, among them the table's properties, and
-deletions of whole ranges, if it has any. Spark writes format version 5; others are not understood here (`SstUnknown`),
-nor is what Spark does not use: partitioned indexes, hash indexes, deletions of ranges.
+All numbers little-endian. The meta index locates other blocks by name, among them the table's properties and, if any,
+range deletions. Spark writes format version 5; versions other than 4 and 5 are refused (`SstUnknown`), as are features
+that Spark does not use: partitioned indexes, hash indexes, range deletions.
 
-What a batch changed in a RocksDB store without changelogs, where every version is a snapshot.
+The changes of a batch in a RocksDB store without changelogs, where every version is a snapshot: versions share their
+tables (see `rocksdb_snapshot`), so the difference between two versions is in few files: the batch's own rows in a new
+table, deletions as entries of their own, and RocksDB's compactions, as new tables in place of several old ones. If
+neither the added nor the removed tables have a key, both versions have the same entries of the key in the same tables,
+and so the same value. Hence:
 
-Versions share their tables (see `snapshot`), so what is new between two of them is in few files: the batch's own rows
-in a new table, deletions as entries of their own, and what RocksDB has merged meanwhile, in new tables in place of
-several old ones. If neither the tables that came nor those that went have a key, both versions have the same entries of
-it in the same tables, and so the same value. Hence:
+1. Only keys of tables that belong to just one of the two versions, deletions included, can have changed.
+2. The new version, opened, has their values; a key missing there was deleted.
 
-1. The keys of the tables that only one of the two versions has, deletions included (`sst`), are all that can have
-   changed.
-2. The new version, opened, tells their values; a key that it has not is gone.
-
-Rows that were only moved from table to table come out as changes to what they were, which does no harm. A table that is
-not understood, or one of the version before that Spark has deleted, leaves nothing but to load the state anew.
+Rows only moved between tables appear as changes to the same value, which does no harm. If a table is not understood, or
+Spark has deleted a table of the earlier version, the reader must bootstrap.
 """
 
 from __future__ import annotations
@@ -70,11 +68,11 @@ Place = tuple[int, int]
 
 
 class SstUnknown(Exception):
-    """A table in a form that is not understood, or damaged: its keys have to be found in another way."""
+    """A table that is damaged or in an unknown form: the caller must find its keys in another way."""
 
 
 def read_keys(content: bytes) -> Iterator[bytes]:
-    """The keys of a table file, in order, each once; SstUnknown, perhaps after some, if it cannot be read."""
+    """The keys of a table file, in order, each once; SstUnknown, perhaps after some keys, if it cannot be read."""
     try:
         yield from _Table(content).keys()
     except (struct.error, IndexError, ValueError, OverflowError, lz4.block.LZ4BlockError, zlib.error) as error:
@@ -140,7 +138,7 @@ def _expanded(stored: bytes, codec: int) -> bytes:
     if codec == _PLAIN:
         return stored
     size, at_byte = _varint(stored, 0)
-    if codec == _SNAPPY:  # whose own form begins with the size
+    if codec == _SNAPPY:  # snappy's own form begins with the size
         return bytes(pa.Codec("snappy").decompress(stored, size, asbytes=True))
     if codec in (_LZ4, _LZ4HC):
         return bytes(lz4.block.decompress(stored[at_byte:], uncompressed_size=size))
@@ -199,7 +197,7 @@ def _place(content: bytes, at_byte: int) -> tuple[Place, int]:
 
 
 def _varint(content: bytes, at_byte: int) -> tuple[int, int]:
-    """A number in seven bits a byte, the low ones first, and the byte after it."""
+    """A number in seven bits per byte, the low ones first, and the byte after it."""
     number = content[at_byte]
     at_byte += 1
     if number < 0x80:
@@ -229,10 +227,10 @@ def read_version_changes(
     *,
     prefixed: bool = False,
 ) -> Changelog:
-    """What the batch changed in one partition, of which it and the batch before it (None: it is the first) wrote zips.
+    """The batch's changes in one partition, from the snapshots of the batch and of its predecessor (None: first batch).
 
-    `scratch` is a folder of the reader's own, on the checkpoint's disk if possible. CheckpointGap if there is no zip of
-    the batch, or if the difference to the version before it cannot be told.
+    `scratch` is a folder of the reader's own, on the checkpoint's disk if possible. CheckpointGap if the batch has no
+    snapshot, or if the difference to the version before cannot be found.
     """
     name = f"{state_stem(commit, operator, partition)}.zip"
     contents = _contents(storage, name, commit)
@@ -261,7 +259,7 @@ def _contents(storage: Storage, name: str, commit: Commit) -> Contents:
 
 
 def _changed_keys(storage: Storage, folder: str, contents: Contents, older: Contents | None) -> Iterator[bytes]:
-    """The keys of the tables that only one of the two versions has."""
+    """The keys of the tables that are in only one of the two versions."""
     for name in _tables(contents) ^ (_tables(older) if older else set()):
         yield from read_keys(read_checked(storage, f"{folder}/{name}"))
 

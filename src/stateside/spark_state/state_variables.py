@@ -1,25 +1,25 @@
-"""State variables: what a `transformWithState` declares with its handle, and how keys and values of it are stored.
+"""State variables: the declarations of a `transformWithState`, and the encoding of their keys and values.
 
     state/OPERATOR/_metadata/v2/BATCH := "v2\\n" {"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}],
         "operatorPropertiesJson": JSON text of {"stateVariables": [{"stateName", "stateVariableType", "ttlEnabled"}…]}}
 
-one file for each start of the query; `families` reads the schemas. A row is an UnsafeRow (or see `avro_row`) behind a
-version byte 00:
+one file for each start of the query; `column_families` reads the schemas. A row is an UnsafeRow (or see `avro_row`)
+after a version byte 00:
 
     ValueState:  key := 00 row of the grouping columns
     MapState:    key := size (i32, little-endian)  00 row of one struct, the grouping columns
                         00 row of one struct, the map's key      (the size is that of the first row with its 00)
-    ListState:   key as of a value state; value := see `list_values`, each entry a value as below
+    ListState:   key as of a value state; value := see `column_families`, each entry a value as below
     TimerState:  key := size (i32, little-endian)  00 row of one struct, the grouping columns
                         00 row of one long, the time in milliseconds        value := 00 row of nothing
     value := 00 row of the value's fields
            | 00 row of (struct of the value's fields, long ttlExpirationMs)      where values expire
 
-What has expired stays stored until the end of the next batch after that time. Like Spark's own `statestore` reader
-the state is given as it is stored, with the time of expiry, as `expires_ms`.
+An expired entry stays stored until the end of the next batch after its expiry. Like Spark's own `statestore` reader,
+this module returns the state as stored, with the expiry time as `expires_ms`.
 
-Timers are kept twice, by key and by time; the family that has them by key is read, as a variable `timers` (or, if the
-processor has a variable of that name itself, by Spark's own name for it).
+Spark stores timers twice, by key and by time; this module reads the family by key, as a variable `timers` (or, if the
+processor has a variable of that name itself, under Spark's own name).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _SIZE = struct.Struct("<i")
 class StateVariable:
     """A variable: its name, Spark's word for its kind, whether its values expire, and the columns of its parts.
 
-    `entry` tells the entries of one key apart: a map's key, the place in a list (from 0), a timer's time. `stored` has
-    the columns of the value as they are stored, for each version of it by its id: with Avro there may be several.
+    `entry` distinguishes the entries of one key: a map's key, the index in a list (from 0), a timer's time. `stored`
+    has the columns of the stored value by schema id: with Avro there may be several.
     """
 
     name: str
@@ -73,12 +73,12 @@ class StateVariable:
 
     @property
     def key(self) -> tuple[Column, ...]:
-        """What tells all its entries apart: the grouping columns, then those of the entry."""
+        """The columns that identify an entry: the grouping columns, then those of the entry."""
         return self.grouping + self.entry
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """What an entry holds: the value's fields, and the time of its expiry if it has one."""
+        """The columns of an entry's content: the value's fields, and the expiry time if values expire."""
         return (*self.value, EXPIRES) if self.expires else self.value
 
 
@@ -119,7 +119,7 @@ class KeyDecoder:
 
 
 class ValueDecoder:
-    """Decodes the values of a variable, each without its version byte. `versions` are those of Avro, looked up anew."""
+    """Decodes the values of a variable, each without its version byte. `versions` reads Avro's schemas."""
 
     def __init__(
         self,
@@ -195,6 +195,6 @@ def _field(struct_type: dict[str, Any], index: int, name: str) -> dict[str, Any]
 
 
 def _struct(columns: tuple[Column, ...], name: str = "struct") -> Column:
-    """One column with these for parts."""
+    """One struct column with these columns as fields."""
     fields = [{"name": c.name, "type": json.loads(c.type) if c.type.startswith("{") else c.type} for c in columns]
     return Column(name, json.dumps({"type": "struct", "fields": fields}))

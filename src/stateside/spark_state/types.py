@@ -1,4 +1,4 @@
-"""Spark's types, parsed from the JSON that Spark writes into its schemas."""
+"""Spark's types, parsed from the JSON in Spark's schemas."""
 
 from __future__ import annotations
 
@@ -22,36 +22,28 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Decimal:
-    """A decimal number of so many digits, so many of them behind the point."""
-
     precision: int
     scale: int
 
     @property
     def compact(self) -> bool:
-        """Whether it stands in 8 bytes."""
+        """Whether the unscaled value fits in 8 bytes."""
         return self.precision <= _DECIMAL_DIGITS_IN_8_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """Named parts, in order."""
-
     names: tuple[str, ...]
     types: tuple[SparkType, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Any number of elements of one type."""
-
     element: SparkType
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Keys of one type, each with a value of another."""
-
     key: SparkType
     value: SparkType
 
@@ -60,7 +52,7 @@ SparkType = Primitive | Decimal | Struct | Array | Map
 
 
 def parse_type(text: str) -> SparkType:
-    """The type that a column's type text stands for: a name, or the JSON of a type with parts."""
+    """The type of a column's type text: a name, or the JSON of a type with parts."""
     return _parse(json.loads(text) if text.startswith("{") else text)
 
 
@@ -81,5 +73,5 @@ def _parse(node: Any) -> SparkType:
 
 
 def _plain(name: str) -> str:
-    """A type's name without what makes no difference to how it is stored: a length, a collation."""
+    """A type's name without details irrelevant to storage: a length, a collation."""
     return "string" if name.startswith(("char(", "varchar(", "string collate")) else name

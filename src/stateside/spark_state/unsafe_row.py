@@ -1,4 +1,4 @@
-"""UnsafeRow, Spark's binary row.
+"""UnsafeRow, Spark's binary row format.
 
     row   := ┌───────────────────────┬───────────────────┬──────────────────────┐
              │ null bits             │ 8 bytes a column  │ variable part        │
@@ -10,13 +10,13 @@
              └──────────┴──────────────────────┴───────────────────┴───────────────┘
     map   := i64 size of the keys' array, array of keys, array of values
 
-All numbers little-endian. What has a fixed size stands in its place; of anything else the 8 bytes there hold its size
-(low half) and its offset (high half) from the start of the row or array that it belongs to. A struct is a row of its
-own. A decimal of up to 18 digits is its unscaled number in 8 bytes; a larger one is that number's bytes, big-endian.
+All numbers little-endian. Fixed-size values are in place; for all others the 8 bytes hold the value's size (low half)
+and its offset (high half) from the start of its row or array. A struct is a row of its own. A decimal of up to 18
+digits is its unscaled number in 8 bytes; a larger one is that number's bytes, big-endian.
 
-Values come out as Python's `bool`, `int`, `float`, `str`, `bytes`, `Decimal`; a date as days and a timestamp as
-microseconds since 1970, intervals as months or microseconds, all `int`; a struct as a tuple, an array as a tuple, a map
-as a tuple of pairs, a calendar interval as (months, days, microseconds).
+Values are decoded to Python's `bool`, `int`, `float`, `str`, `bytes`, `Decimal`; a date to days and a timestamp to
+microseconds since 1970, intervals to months or microseconds, all `int`; a struct to a tuple, an array to a tuple, a map
+to a tuple of pairs, a calendar interval to (months, days, microseconds).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stateside.spark_state.schema import Column
 from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 
 Value = bool | int | float | str | bytes | decimal.Decimal | tuple["Value", ...] | None
-Read = Callable[[bytes, int], Value]  # a part's value, from the bytes it stands in and its place there
+Read = Callable[[bytes, int], Value]  # a value, from its row or array and the byte of its 8-byte cell
 
 _DAY_TIME_PARTS = (
     *("day", "hour", "minute", "second", "day to hour", "day to minute", "day to second"),
@@ -60,7 +60,7 @@ _EXACT = decimal.Context(prec=decimal.MAX_PREC)
 
 
 class RowDecoder:
-    """Decodes rows of one schema; CheckpointInvalid at once if a type is not known."""
+    """Decodes rows of one schema; CheckpointInvalid at once for an unknown type."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         readers = [_column_reader(column) for column in columns]
@@ -72,7 +72,7 @@ class RowDecoder:
         return self._read(row)
 
     def decode_all(self, rows: Sequence[bytes]) -> Sequence[Sequence[Value]]:
-        """The same for many rows: all at once, if they are of nothing but numbers."""
+        """The same for many rows: all at once, if all columns are numbers."""
         if self._words is None or set(map(len, rows)) != {self._words.size}:
             return list(map(self._read, rows))
         found = self._words.iter_unpack(b"".join(rows))
@@ -99,7 +99,7 @@ def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]
 
 
 def _words(types: Sequence[str]) -> struct.Struct | None:
-    """A row of nothing but numbers, as of counts and sums, its null bits first; None for others."""
+    """The layout of a row of numbers only, such as counts and sums, null bits first; None for others."""
     if not 0 < len(types) <= 64 or not all(type_ in _FIXED for type_ in types):
         return None
     words = (_FIXED[type_][1:] + f"{_WORD_BYTES - struct.calcsize(_FIXED[type_])}x" for type_ in types)
@@ -107,7 +107,7 @@ def _words(types: Sequence[str]) -> struct.Struct | None:
 
 
 def _fixed_row_reader(row_of_words: struct.Struct) -> Callable[[bytes], tuple[Value, ...]]:
-    """Reads such rows, all columns at once."""
+    """A reader of rows with numbers only, all columns at once."""
 
     def read_row(row: bytes) -> tuple[Value, ...]:
         nulls, *values = row_of_words.unpack_from(row)
@@ -117,12 +117,12 @@ def _fixed_row_reader(row_of_words: struct.Struct) -> Callable[[bytes], tuple[Va
 
 
 def _without(nulls: int, values: Sequence[Value]) -> tuple[Value, ...]:
-    """The values, None for those whose bit is set."""
+    """The values, with None where the null bit is set."""
     return tuple(None if nulls >> place & 1 else value for place, value in enumerate(values))
 
 
 def reader_of(type_: SparkType) -> Read:
-    """What reads values of this type; CheckpointInvalid if it is not known."""
+    """A reader for values of this type; CheckpointInvalid for an unknown type."""
     match type_:
         case Primitive(name) if name in _FIXED:
             fixed = struct.Struct(_FIXED[name])
@@ -145,7 +145,7 @@ def reader_of(type_: SparkType) -> Read:
 
 
 def _variable(convert: Callable[[bytes], Value]) -> Read:
-    """Reads what lies elsewhere: its size and offset stand in its place."""
+    """A reader for variable-length values, located by the size and offset in the cell."""
 
     def read(row: bytes, at: int) -> Value:
         size, offset = _SIZE_AND_OFFSET.unpack_from(row, at)
@@ -186,7 +186,7 @@ def _map_reader(key: SparkType, value: SparkType) -> Callable[[bytes], tuple[Val
 
 
 def _element_bytes(type_: SparkType) -> int:
-    """How much room an element takes in an array: less than 8 bytes for the small types."""
+    """The size of an element in an array: less than 8 bytes for the small types."""
     return struct.calcsize(_FIXED[type_.name]) if isinstance(type_, Primitive) and type_.name in _FIXED else _WORD_BYTES
 
 

@@ -1,1 +1,1 @@
-"""What a view is: its catalogue, aggregates, rollups, computed columns, and inference from a foreign checkpoint."""
+"""Views: catalogue, aggregates, rollups, computed columns, savepoints, and inference from a foreign checkpoint."""

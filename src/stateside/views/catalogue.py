@@ -1,15 +1,15 @@
 """The catalogue of a view: how the rows of a state store become the view's rows.
 
 The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffers
-give which column and how (`finalise` has the ways), and writes it, as JSON, beside the checkpoint; readers need neither
-the user's code nor Spark. What is stored depends on the catalogue's `kind`:
+give which column and how (`finalisers`), and writes the result, as JSON, beside the checkpoint; readers need neither
+the user's code nor Spark. The stored rows depend on the catalogue's `kind`:
 
     aggregation     key row: the grouping columns; value row: the buffers
     session         key row: the grouping columns without the session window, then the session's start;
                     value row: all grouping columns, the session window among them, then the buffers
-    state-variable  one variable of a `transformWithState`, its name in `family`: see `variable_catalogue`
-    join            one side of a stream-stream join, in a `store` or a column `family`: see `join`
-    groups          what flatMapGroupsWithState or applyInPandasWithState keeps: see `groups`
+    state-variable  one variable of a `transformWithState`, its name in `family`: see `state_catalogue`
+    join            one side of a stream-stream join, in a `store` or a column `family`: see `other_state`
+    groups          the state of flatMapGroupsWithState or applyInPandasWithState: see `other_state`
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """A column of the state: its place in the key or value row, and its name and type there."""
+    """A column of the state: its index in the key or value row, and its name and type there."""
 
     index: int
     name: str
@@ -41,9 +41,9 @@ class StateColumn:
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of a view's key: its name and Spark type, where the state's key has it, and what it is made of.
+    """A column of a view's key: its name and Spark type, its place in the state's key, and its expression.
 
-    Of a session window the state's key has the start only; `whole` is where the value row has all of it.
+    Of a session window the state's key has the start only; `whole` is the place of the full window in the value row.
     """
 
     name: str
@@ -54,16 +54,16 @@ class KeyColumn:
 
     @property
     def asked_type(self) -> str:
-        """The type that the replica's key has it as, and that readers ask by."""
+        """The type of the column in the replica's key and in readers' queries."""
         return self.stored.type if self.whole else self.type
 
 
 @dataclass(frozen=True, slots=True)
 class ViewColumn:
-    """A column of a view: its name and Spark type, the way it is finalised, out of which buffers, and what it means.
+    """A column of a view: its name and Spark type, its finaliser and buffers, and its expression.
 
-    Spark itself would let a `count` go on where a `sum` of the same type left off; `expression` tells them apart.
-    `null_on_overflow` says what Spark answers for a number that grew too large: null, or else an error.
+    Spark itself would let a `count` continue where a `sum` of the same type left off; `expression` distinguishes the
+    two. `null_on_overflow` says what Spark returns for a number that grew too large: null, or else an error.
     """
 
     name: str
@@ -76,9 +76,9 @@ class ViewColumn:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A column that readers make: a long, out of the long column `of` by the steps that the key's columns `by` tell.
+    """A column computed by readers: a long, from the long column `of` by the steps for the key's columns `by`.
 
-    The steps stand in the view's table of steps (see `steps`), under the texts of `by`. The state has nothing of it.
+    The steps are in the view's table of steps (see `computed`), under the texts of `by`. The state has no such column.
     """
 
     name: str
@@ -88,9 +88,9 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tumbling window among the key's columns: the size of its buckets, and where they begin after 1970.
+    """The tumbling window among the key's columns: the size of its buckets, and their offset from 1970.
 
-    With a watermark, `delay_us` is its delay: a bucket leaves the state once the watermark has passed its end.
+    With a watermark, `delay_us` is its delay: a bucket leaves the state once the watermark has passed the bucket's end.
     """
 
     column: str
@@ -101,17 +101,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """A view as it is served: the key's columns in the order they are asked by, then the values' columns.
+    """A view as served: the key's columns in query order, then the values' columns.
 
-    `rollups` names, for each coarser key that sums are kept by, its columns in the order they are asked by. They are
-    the replica's: the state knows nothing of them. `computed` columns stand behind the others in rows and in rollups
-    (see `computed`); the state knows nothing of them either.
+    `rollups` has, for each coarser key with sums, its columns in query order. `computed` columns come after the others
+    in rows and in rollups (see `computed`). Both belong to the replica: the state has neither.
 
-    `archive` names the table that rows go to when they leave the state, each once, with the batch that sealed it and
-    these same columns but the computed ones; None if there is none.
+    `archive` is the table for rows that leave the state, each once, with its sealing batch and the same columns except
+    the computed ones; None without an archive.
 
-    `query` is the id of the query that the catalogue was inferred from (see `inferred`), and of no other; None if it
-    was derived from a plan. An inferred one need not show all columns of the state.
+    `query` is the id of the only query that an inferred catalogue is valid for (see `inference`); None if derived from
+    a plan. An inferred catalogue need not show all columns of the state.
     """
 
     application: str
@@ -129,7 +128,6 @@ class Catalogue:
     archive: str | None = None
 
     def as_json(self) -> bytes:
-        """The file's content."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=2).encode()
 
     @classmethod
@@ -154,11 +152,10 @@ class Catalogue:
 
     @classmethod
     def load(cls, path: Path) -> Catalogue:
-        """The catalogue in a file."""
         return cls.parse(path.read_bytes(), str(path))
 
     def check(self, schema: StateSchema) -> None:
-        """Refuse a state that is not the one this catalogue was derived for, rather than serve it wrongly."""
+        """ViewInvalid for a state other than the one this catalogue was derived for."""
         wholes = [column.whole for column in self.key if column.whole]
         buffers = {buffer.index: buffer for column in self.columns for buffer in column.buffers}
         others = len(self.key) if self.kind == "session" else 0  # columns of the value row that are no buffers
@@ -167,7 +164,7 @@ class Catalogue:
         self._check("value", [*wholes, *buffers.values()], schema.value, count)
 
     def check_query(self, query: str | None) -> None:
-        """Refuse the state of another query than the one that the catalogue was inferred from."""
+        """ViewInvalid for a query other than the one the catalogue was inferred from."""
         if self.query is not None and self.query != query:
             raise ViewInvalid(
                 f"The view {self.view!r} was inferred from the query {self.query}, the checkpoint is of {query} now",

@@ -1,7 +1,4 @@
-"""Which types of the state can be served, and what to do about those that cannot.
-
-Names of columns that come from several places: the key of a state, its value, and what is added to them.
-"""
+"""Column types and names: which types can be served or used in a key, and unique names for columns."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from stateside.spark_state.unsafe_row import SERVED_TYPES
 
 
 def unserved(type_: str) -> str | None:
-    """What to do instead of serving a column of this type; None if it can be served."""
+    """What to do instead of serving a column of this type; None if the type can be served."""
     try:
         return _unserved(parse_type(type_))
     except CheckpointInvalid as error:
@@ -21,7 +18,7 @@ def unserved(type_: str) -> str | None:
 
 
 def unkeyable(type_: str) -> str | None:
-    """What to do instead of asking by a column of this type; None if it can stand in a key."""
+    """What to do instead of querying by a column of this type; None if the type can be in a key."""
     if "collate" in type_:
         return "Group by a plain string: what a collation takes for equal has several texts"
     return unserved(type_) or _unkeyable(parse_type(type_))
@@ -54,9 +51,9 @@ def _unkeyable(type_: SparkType) -> str | None:
 
 
 def apart(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The names, each once and none that is taken: a second `size` is `size_2`, or `size_3` if there is one already.
+    """The names made unique, and different from `taken`: a second `size` becomes `size_2`, or `size_3` if that exists.
 
-    A name that stands there as it is keeps it, wherever it comes.
+    A name that is given literally keeps its form, wherever it comes.
     """
     asked, used = list(names), set(taken)
     given: list[str] = []

@@ -1,21 +1,17 @@
-"""Computed columns: a long that is made of one of a row's columns when the row is read, or added to a rollup.
+"""Computed columns: a long, computed from one of a row's columns when the row is read or added to a rollup.
 
     value = steps of (the texts of `by`), applied to the column `of`;  null where `of` or one of `by` is null
 
-The steps stand in the view's table of steps, `steps.json` beside the checkpoint. Whoever writes it, mostly the view's
-sink, adds an entry before the batch that first needs it is committed, and never changes one: so a value is the same
-whenever and wherever it is computed. An entry that is not there is an error, never a guess.
-
-A view has one table. All its computed columns are therefore `by` the same columns of its key.
-
-Steps: a number that follows from a quantity piece by piece, as a price does from tiers and allowances.
-
-`steps.json`, beside a view's checkpoint, has the steps of all its rows, by what their keys say:
+Steps are a piecewise linear function of a quantity, as a price is of tiers and allowances. `steps.json`, beside a
+view's checkpoint, has the steps of all its rows, by the texts of their keys:
 
     {"version": 1, "entries": [{"key": ["basic@3", "call"], "steps": [[0, 0, 1], [6000, 90000, 60]]}, …]}
 
-It only ever grows. Whoever writes the view's rows extends it before the first row that refers to a new entry can be
-seen; so a reader that meets an unknown entry reads the file again, and finds it.
+The file only ever grows. Its writer, mostly the view's sink, adds an entry before the commit of the first batch that
+needs the entry, and never changes one: so a value is the same whenever and wherever it is computed. A reader that meets
+an unknown entry reads the file again; an entry still missing is an error, never a guess.
+
+A view has one table of steps. All its computed columns are therefore `by` the same columns of its key.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Of what lies above a quantity, up to the next step, every `per` cost `micros`."""
+    """A price per unit: the quantity above `above`, up to the next step, costs `micros` per `per`."""
 
     above: int
     micros: int
@@ -60,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One after the other, from a quantity of 0 on. What lies below 0 counts nothing."""
+    """Consecutive steps, from a quantity of 0 on. Quantities below 0 count nothing."""
 
     steps: tuple[Step, ...]
 
@@ -70,7 +66,7 @@ class Steps:
             raise ValueError(f"steps begin above 0 and rise from one to the next, not as {edges}")
 
     def value(self, quantity: int) -> int:
-        """The micros of a quantity: of each step's part, rounded down, added up. ValueOverflow beyond 64 bits."""
+        """The micros of a quantity: the sum over each step's part, rounded down. ValueOverflow beyond 64 bits."""
         total = sum(part * step.micros // step.per for step, part in self._parts(quantity))
         if not _LONG_MIN <= total <= _LONG_MAX:
             raise ValueOverflow(
@@ -80,7 +76,7 @@ class Steps:
         return total
 
     def values(self, quantities: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The micros of many quantities: the same numbers as `value` gives, and the same error."""
+        """The micros of many quantities: the same numbers as from `value`, and the same error."""
         if not len(quantities):
             return np.empty(0, np.int64)
         if not self._fits(int(quantities.max())):
@@ -93,12 +89,11 @@ class Steps:
         return total
 
     def as_json(self) -> list[list[int]]:
-        """The steps as they stand in a file."""
         return [[step.above, step.micros, step.per] for step in self.steps]
 
     @classmethod
     def parse(cls, content: Any) -> Steps:
-        """The steps from a file; ValueError, with the reason, for what are none."""
+        """The steps from a file; ValueError, with the reason, for invalid content."""
         try:
             return cls(tuple(Step(*numbers) for numbers in content))
         except TypeError as error:
@@ -109,25 +104,25 @@ class Steps:
         yield from zip(self.steps, [*(step.above for step in self.steps[1:]), None], strict=True)
 
     def _parts(self, quantity: int) -> Iterator[tuple[Step, int]]:
-        """Each step with the part of the quantity that it is for."""
+        """Each step with its part of the quantity."""
         for step, up_to in self._edges():
             yield step, max(0, (quantity if up_to is None else min(quantity, up_to)) - step.above)
 
     def _fits(self, quantity_max: int) -> bool:
-        """Whether up to this quantity no number on the way to a value is beyond 64 bits."""
+        """Whether no intermediate number exceeds 64 bits for quantities up to this one."""
         whole = sum(part * abs(step.micros) // step.per + abs(step.micros) for step, part in self._parts(quantity_max))
         return whole <= _LONG_MAX and all(abs(step.micros) * step.per <= _LONG_MAX for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """The steps of a view's rows, by those columns of their key that say which."""
+    """The steps of a view's rows, by the texts of their `by` columns."""
 
     entries: Mapping[Key, Steps]
 
     @classmethod
     def load(cls, path: Path) -> StepTable:
-        """The table of a file; an empty one where there is none yet. CheckpointInvalid if it is damaged."""
+        """The table in a file; empty if the file does not exist yet. CheckpointInvalid if it is damaged."""
         try:
             content = json.loads(path.read_bytes())
             if content["version"] != VERSION:
@@ -146,11 +141,11 @@ class StepTable:
         return len(self.entries)
 
     def get(self, key: Sequence[str]) -> Steps | None:
-        """The steps of a key; None if this table has none, which a newer one may have."""
+        """The steps of a key; None if this table has none (a newer table may have them)."""
         return self.entries.get(tuple(key))
 
     def steps(self, key: Sequence[str], path: Path) -> Steps:
-        """The steps of a key; CheckpointInvalid, which names it, if they are missing. `path` is for the message."""
+        """The steps of a key; CheckpointInvalid, with the key, if they are missing. `path` is for the message."""
         found = self.get(key)
         if found is None:
             raise CheckpointInvalid(
@@ -161,7 +156,7 @@ class StepTable:
         return found
 
     def extended(self, entries: Iterable[tuple[Key, Steps]]) -> StepTable:
-        """With these entries too; CheckpointInvalid if one is there already with other steps."""
+        """The table with more entries; CheckpointInvalid if a key exists already with other steps."""
         merged = dict(self.entries)
         for key, steps in entries:
             if merged.setdefault(key, steps) != steps:
@@ -179,7 +174,7 @@ class StepTable:
 
 
 def extend_steps(path: Path, entries: Mapping[Key, Steps]) -> StepTable:
-    """Have these entries in the file, which is written only if one is new. There is one writer: the view's sink."""
+    """Add the entries to the file, written only if one is new. There is one writer: the view's sink."""
     table = StepTable.load(path)
     extended = table.extended(entries.items())
     if len(extended) > len(table):
@@ -188,12 +183,12 @@ def extend_steps(path: Path, entries: Mapping[Key, Steps]) -> StepTable:
 
 
 TYPE = "long"
-_FINALISERS = ("sum", "count")  # those that have the column's value as their one buffer
+_FINALISERS = ("sum", "count")  # finalisers whose only buffer is the column's value
 _EXAMPLE = 'Write it like computed=[Computed("amount_micros", of="quantity", by=("plan", "type"))]'
 
 
 def declared_computed(view: str, key: Sequence[str], computed: Sequence[Computed]) -> tuple[Computed, ...]:
-    """The computed columns that a view was declared with; ViewInvalid for what cannot be one with this key."""
+    """The computed columns of a view's declaration; ViewInvalid if one is impossible with this key."""
     if isinstance(computed, Computed) or not all(isinstance(each, Computed) for each in computed):
         raise _refused(view, f"its computed is {computed!r}, not a list of Computed(…)", _EXAMPLE)
     for each in computed:
@@ -217,7 +212,7 @@ def declared_computed(view: str, key: Sequence[str], computed: Sequence[Computed
 
 
 def check_computed(catalogue: Catalogue) -> None:
-    """ViewInvalid if the view has not the columns that its computed ones are made of, or not of the right types."""
+    """ViewInvalid if the view lacks a column that a computed one needs, or has it with another type."""
     if not catalogue.computed:
         return
     if catalogue.kind == "state-variable":
@@ -269,16 +264,16 @@ def _refused(view: str, reason: str, next_step: str) -> ViewInvalid:
 
 
 class KnownSteps:
-    """A view's table of steps as one process knows it: read when it is needed, and again when an entry is missing."""
+    """A process's cache of a view's table of steps: read on demand, and again when an entry is missing."""
 
     def __init__(self, view: str, path: Path) -> None:
         self._view, self._path = view, path
         self._table = StepTable({})
 
     def of(self, texts: tuple[str, ...]) -> Steps:
-        """The steps under these texts; CheckpointInvalid, which names them, if the file has none now.
+        """The steps under these texts; CheckpointInvalid, with the texts, if the file has none now.
 
-        CheckpointInvalid too if it has others now than before for any texts: values were computed with those.
+        CheckpointInvalid too if the file has changed steps for any texts: values were computed with the earlier ones.
         """
         found = self._table.get(texts)
         if found is None:
@@ -295,7 +290,7 @@ class KnownSteps:
 
 
 class ComputedColumns:
-    """Computes the columns of one view's rows. Without any it has nothing to do."""
+    """Computes the computed columns of one view's rows; does nothing for a view without any."""
 
     def __init__(self, catalogue: Catalogue, steps: KnownSteps | None) -> None:
         key, columns = ([each.name for each in some] for some in (catalogue.key, catalogue.columns))
@@ -305,7 +300,7 @@ class ComputedColumns:
         self._by = [key.index(name) for name in self.columns[0].by] if self.columns else []
 
     def values(self, key: Sequence[Value], values: Sequence[Value]) -> list[int | None]:
-        """The computed columns of a row with this key and these values of the catalogue's other columns."""
+        """The computed columns of a row, from its key and its values of the catalogue's other columns."""
         if not self.columns:
             return []
         texts = tuple([key[place] for place in self._by])
@@ -318,14 +313,13 @@ class ComputedColumns:
 
 
 class ComputedSum:
-    """The computed columns of several rows added up."""
+    """The sums of the computed columns over several rows."""
 
     def __init__(self, columns: Sequence[Computed]) -> None:
         self._tallies = [ComputedTally(column.name) for column in columns]
         self._numbers = [[0, 0, 0] for _ in columns]
 
     def add(self, values: Sequence[int | None]) -> None:
-        """Add one row's values."""
         for numbers, value in zip(self._numbers, values, strict=True):
             numbers[0] += value or 0
             numbers[1] += value is not None
@@ -336,7 +330,7 @@ class ComputedSum:
 
 
 class ComputedTally:
-    """A computed column in a rollup: the sum of the rows' values, how many have one, and how many too large a one."""
+    """A computed column in a rollup: the sum of the rows' values, the number of values, and of values too large."""
 
     size = 3
 
@@ -344,16 +338,16 @@ class ComputedTally:
         self.name = name
 
     def numbers(self, steps: Steps | None, number: Value) -> tuple[int, int, int]:
-        """Those of one row whose column `of` has this number."""
+        """The three numbers of one row whose column `of` has this number."""
         if steps is None or number is None:
             return 0, 0, 0
         try:
             return steps.value(number), 1, 0  # type: ignore[arg-type]  # checked: a long
-        except ValueOverflow:  # of this one row: it must not hold up all others
+        except ValueOverflow:  # one row's overflow must not hold up all others
             return 0, 1, 1
 
     def value(self, numbers: Sequence[int]) -> int | None:
-        """The sum; null without any, ValueOverflow if it or one of its rows is too large."""
+        """The sum; null without any, ValueOverflow if the sum or one of its rows is too large."""
         total, rows, too_large = numbers
         if too_large or not -(1 << 63) <= total < 1 << 63:
             raise ValueOverflow(

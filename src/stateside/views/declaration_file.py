@@ -1,19 +1,19 @@
-"""Declarations: what the owner of a query knows of its views and the checkpoint does not say, in a TOML file.
+"""Declarations of foreign views: a TOML file in which a query's owner adds what the checkpoint does not say.
 
-    serve = ["orders", "orders-2"]      only these; without it all that can be
+    serve = ["orders", "orders-2"]      only these views; by default all that can be served
 
     [views.orders]                      an inferred view, by its name
-    name = "spending"                   what it is called instead
-    key = ["customer", "country"]       all of its key's columns, in the order that they are asked by
-    rename = { country = "land" }       what columns are called instead
+    name = "spending"                   its new name
+    key = ["customer", "country"]       all of its key's columns, in query order
+    rename = { country = "land" }       new names of columns
     rollups = [["country"], []]         sums by these of the key's columns; [] is the total
 
-    [views.orders.columns]              what buffers mean: a finaliser, and its buffers in order
+    [views.orders.columns]              the meaning of buffers: a finaliser, and its buffers in order
     revenue = { sum = ["sum"] }
     mean = { average = ["sum_2", "count"] }
 
-All names in it are those that the inferred view has without a declaration, and `rename` comes last. A buffer that a
-column is made of is not shown by itself any more. Whether a sum is one nobody can check: only that its type is right.
+All names in the file are those of the inferred view without a declaration, and `rename` comes last. A buffer used by a
+declared column is no longer shown by itself. Nobody can check whether a declared sum is one: only its type is checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fits = Callable[[SparkType], bool]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A column that is made of buffers, named as the inferred view has them; `type` where nothing else tells it."""
+    """A column made of buffers, under their names in the inferred view; `type` where the buffers leave it open."""
 
     finaliser: str
     buffers: tuple[str, ...]
@@ -46,8 +46,6 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What is declared of one view."""
-
     name: str | None = None
     key: tuple[str, ...] | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +55,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What is declared of a checkpoint's views; nothing by default."""
+    """The declarations for a checkpoint's views; nothing by default."""
 
     where: str = ""
     serve: tuple[str, ...] | None = None
@@ -65,7 +63,7 @@ class Declarations:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Declarations:
-        """The declarations in a file's content; SettingInvalid if they are none."""
+        """The declarations in a file's content; SettingInvalid if it is malformed."""
         try:
             document = tomllib.loads(content.decode())
         except ValueError as error:
@@ -78,7 +76,7 @@ class Declarations:
         return cls(where, serve, {name: _declaration(view, f"views.{name}", where) for name, view in views.items()})
 
     def check(self, inferred: Inferred) -> None:
-        """SettingInvalid, or ViewInvalid, for the first thing in them that does not fit the query's views."""
+        """SettingInvalid, or ViewInvalid, for the first declaration that does not fit the query's views."""
         for error in self._unknown(inferred).values():
             raise error
         names: dict[str, str] = {}
@@ -91,7 +89,7 @@ class Declarations:
             names[name] = view.view
 
     def apply(self, inferred: Inferred) -> Inferred:
-        """The views as they are declared. One that does not fit its declaration is refused, whatever else fits."""
+        """The views with their declarations applied. A view unfit for its declaration is refused, alone."""
         views: dict[str, Catalogue] = {}
         refused = [each for each in inferred.refused if self._serves(each.view)]
         for view in self._served(inferred):
@@ -106,7 +104,7 @@ class Declarations:
         return replace(inferred, views=tuple(views.values()), refused=tuple(refused))
 
     def _unknown(self, inferred: Inferred) -> dict[str, SettingInvalid]:
-        """The views that are named and that the query has not, each with what to say of it."""
+        """The declared views that the query does not have, each with its error."""
         there = [*(view.view for view in inferred.views), *(refusal.view for refusal in inferred.refused)]
         return {
             name: _wrong(f"There is no view {name!r}", self.where, f"There are: {', '.join(there)}")
@@ -126,14 +124,13 @@ class Declarations:
 
 
 class _Applied:
-    """One declaration on one inferred view."""
+    """One declaration applied to one inferred view."""
 
     def __init__(self, view: Catalogue, declaration: Declaration, where: str) -> None:
         self._view, self._declaration, self._where = view, declaration, where
         self._is_variable = view.kind == "state-variable"
 
     def catalogue(self) -> Catalogue:
-        """The view as it is declared."""
         self._check_rename()
         rename = self._declaration.rename
         name = self._declaration.name or self._view.view
@@ -159,7 +156,7 @@ class _Applied:
         return [there[name] for name in order]
 
     def _columns(self) -> list[ViewColumn]:
-        """The columns in the order of their first buffers: declared ones, and the buffers that none is made of."""
+        """The columns in the order of their first buffers: declared ones, and the unused buffers."""
         buffers = {column.name: column.buffers[0] for column in self._view.columns}
         made = [self._made(name, made, buffers) for name, made in self._declaration.columns.items()]
         used = {buffer for column in made for buffer in column.buffers}
@@ -262,7 +259,7 @@ def _made(document: Any, column: str, where: str) -> Made:
 
 
 def _taken(document: dict[str, Any], defaults: Mapping[str, Any], what: str, where: str) -> list[Any]:
-    """The values of these names, which are all that there may be."""
+    """The values of these names, which are all that are allowed."""
     for name in document:
         if name not in defaults:
             raise _wrong(f"{what} has {name!r}, which does not exist", where, f"There are: {', '.join(defaults)}")

@@ -1,4 +1,4 @@
-"""Finalisers: how an aggregate's buffers become a column's value, and how those of several buckets become one.
+"""Finalisers: how an aggregate's buffers become a column's value, and how buffers of several buckets are merged.
 
     finaliser           buffers                     value                                    over several buckets
     count               count                       the count                                added
@@ -9,15 +9,15 @@
     average             sum (double), count         sum / count                              both added
     decimal_average     sum, count                  sum / count, rounded half up             both added
     unscaled_average    sum (double), count         sum / count / 10^scale, as a decimal     both added
-    min, max            min or max                  that                                     the least, the largest
-    bit_and, _or, _xor  the bits                    that                                     combined
-    max_by, min_by      value, ordering             the value                                that of the extreme one
+    min, max            min or max                  the buffer                               the least, the largest
+    bit_and, _or, _xor  the bits                    the buffer                               combined
+    max_by, min_by      value, ordering             the value                                the extreme one's value
     first, last         value, valueSet             the value                                not possible
-    value               a state variable's field    that                                     not possible
+    value               a state variable's field    the field                                not possible
 
-Spark keeps small decimals (up to 8 digits in sums, 11 in averages) as their unscaled numbers; these are the two
-`unscaled` ones. The results are those of Spark 4.2, to the last digit; `tests/pipeline/test_aggregates.py` compares
-them with Spark's own. A number that grew too large is null or ValueOverflow, as Spark would have it, never a wrong one.
+Spark keeps small decimals (up to 8 digits in sums, 11 in averages) as their unscaled numbers; the two `unscaled`
+finalisers are for these. The results are those of Spark 4.2, to the last digit; `tests/pipeline/test_aggregates.py`
+compares both. A number that grew too large is null or ValueOverflow, as in Spark, never a wrong one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
 
 class Finaliser:
-    """For one column: `finish` makes the value, `merge` makes one set of buffers out of two, where `apart` is None."""
+    """One column's finaliser: `finish` returns the value, `merge` combines two sets of buffers (if `apart` is None)."""
 
-    apart: str | None = None  # why the column's values of several buckets cannot be combined into one
+    apart: str | None = None  # why the column's values of several buckets cannot be combined
 
     def __init__(self, column: ViewColumn) -> None:
         self.column = column
@@ -56,11 +56,11 @@ class Finaliser:
         return value
 
     def merge(self, one: Buffers, other: Buffers) -> Buffers:
-        """The buffers of both together, `other` being the later ones; only where `apart` is None."""
+        """The merged buffers, `other` being the later ones; only where `apart` is None."""
         raise AssertionError(f"{self.column.name} stays apart: {self.apart}")
 
     def _overflown(self) -> None:
-        """What Spark answers for a number that is too large: null, or an error."""
+        """Spark's behaviour for a number too large: null, or an error."""
         if not self.column.null_on_overflow:
             raise ValueOverflow(
                 f"The column {self.column.name!r} has grown too large for its type {self.column.type}",
@@ -69,7 +69,7 @@ class Finaliser:
 
 
 def finaliser(column: ViewColumn) -> Finaliser:
-    """The finaliser of a column, by its name in the catalogue; CheckpointInvalid if this version does not know it."""
+    """The finaliser of a column, by its name in the catalogue; CheckpointInvalid if unknown to this version."""
     if column.finaliser not in _FINALISERS:
         raise CheckpointInvalid(
             f"The catalogue finalises the column {column.name!r} by {column.finaliser!r}, which is not known",
@@ -91,7 +91,7 @@ class _Sum(Finaliser):
 
 
 class _SumOrEmpty(Finaliser):
-    """A sum of null that is not empty was too large."""
+    """A sum that is null but not empty was too large."""
 
     def finish(self, buffers: Buffers) -> Value:
         total, empty = buffers
@@ -163,7 +163,7 @@ class _UnscaledAverage(_Average):
         mean = super().finish(buffers)
         if mean is None:
             return None
-        digits_behind = self.type.scale - 4  # of the numbers: Spark's average of a decimal has 4 more
+        digits_behind = self.type.scale - 4  # of the summed numbers: Spark's average of a decimal has 4 more
         exact = decimal.Decimal(repr(mean / math.pow(10.0, digits_behind)))  # type: ignore[operator]
         return exact.quantize(decimal.Decimal(1).scaleb(-self.type.scale), context=_EXACT)
 
@@ -222,7 +222,7 @@ _FINALISERS: dict[str, type[Finaliser]] = {
 
 
 def in_order(value: Value) -> tuple[Any, ...]:
-    """What sorts as Spark sorts the value: null before everything else, what is no number behind all numbers."""
+    """A sort key in Spark's order: null before everything else, NaN after all numbers."""
     if value is None:
         return (0,)
     if isinstance(value, tuple):
@@ -233,7 +233,7 @@ def in_order(value: Value) -> tuple[Any, ...]:
 
 
 def _fitting(of: Finaliser, total: Any) -> Any:
-    """The total, if the buffer can hold it; a whole number that it cannot hold has no null to stand for it."""
+    """The total, if it fits the buffer; else null for a decimal, ValueOverflow for an integer, which has no null."""
     if _fits(of.buffer_type, total):
         return total
     if not isinstance(total, decimal.Decimal):

@@ -1,15 +1,15 @@
-"""The heartbeat of a running view: it tells an idle job, whose last batch is still fresh, from a dead one.
+"""The heartbeat of a running view: distinguishes an idle job, whose last batch is still fresh, from a dead one.
 
-The runner writes it beside the checkpoint a few times a second; readers take it as it is, and its absence as silence.
+The runner writes the heartbeat beside the checkpoint a few times a second; readers treat a missing one as silence.
 
-    running   a batch is being worked on
+    running   a batch is in progress
     idle      nothing waits: the last batch is up to date
-    holding   the view waits, and `why` says for what: a sink that is away, the pause before a restart
+    holding   the view waits, for the reason in `why`: a sink that is away, the pause before a restart
     stopped   the runner was told to stop
-    failed    the view has ended, and `why` says by what
-    removed   the application that runs here does not declare the view any more
+    failed    the view has ended, for the reason in `why`
+    removed   the running application no longer declares the view
 
-A job that was killed wrote none of the last three: a heartbeat older than `SILENCE_S` means that the job is *down*.
+A killed job wrote none of the last three: a heartbeat older than `SILENCE_S` means that the job is *down*.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """At `time_us` the view was in this state at this batch, and its source ended at `source_end`, if that is known.
+    """At `time_us` the view was in `state` at `batch`, and its source ended at `source_end`, if known.
 
-    `end_us` says when the source ended there, if that is only known for an earlier time.
+    `end_us` is the time of `source_end`, if that is known only for an earlier time.
     """
 
     time_us: int
@@ -43,15 +43,14 @@ class Heartbeat:
     end_us: int | None = None
 
     def as_json(self) -> bytes:
-        """The file's content."""
         end = None if self.source_end is None else str(self.source_end)
         return json.dumps(asdict(self) | {"source_end": end}).encode()
 
     @classmethod
     def load(cls, path: Path) -> Heartbeat | None:
-        """The heartbeat in a file; None where there is none, or none that can be read.
+        """The heartbeat in a file; None if the file is missing or unreadable.
 
-        It is not written durably: a loss of power may leave an empty file, which is silence too.
+        The file is not written durably: a loss of power may leave it empty, which is silence too.
         """
         try:
             document = json.loads(path.read_bytes())

@@ -1,12 +1,12 @@
-"""Inferred views: what can be served of a query that somebody else wrote, told from its checkpoint alone.
+"""Inference: the views of a query that Stateside did not start, from its checkpoint alone.
 
-Each stateful operator is a view; each state variable of a `transformWithState` is one, each side of a join. Its name is
-the checkpoint's folder's, followed by the operator's number if there are several, and by the variable's or side's name.
-`WAYS` has, for each operator by Spark's name for it, how its views are inferred; one without a way is refused by name.
+Each stateful operator is a view; so is each state variable of a `transformWithState`, and each side of a join. A view's
+name is that of the checkpoint's folder, followed by the operator's number if there are several, and by the variable's
+or side's name. `WAYS` has the inference for each operator, by Spark's name; an operator without one is refused by name.
 
-Rows are served as they are stored, as Spark's own `statestore` reader shows them: a key's columns by their names, then
-the aggregation's buffers, raw (`value` in `finalise`). Without the query's plan nobody knows that a sum and a count are
-an average; a declaration (`declared`) can say so. Where a name comes twice, the later ones get a number: sum, sum_2.
+Rows are served as stored, as Spark's own `statestore` reader shows them: a key's columns by their names, then the
+aggregation's buffers, raw (`value` in `finalisers`). Without the query's plan a sum and a count are not known to be an
+average; a declaration (`declaration_file`) can say so. Repeated names get a number: sum, sum_2.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING = {"void", "null"}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A view that cannot be served, and the reason with what to do, as a sentence or two."""
+    """A view that cannot be served, and the reason with the next step, in a sentence or two."""
 
     view: str
     why: str
@@ -42,7 +42,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What could be told of a query's views."""
+    """The views inferred for a query, and those refused."""
 
     query: str
     views: tuple[Catalogue, ...]
@@ -51,9 +51,9 @@ class Inferred:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A stateful operator: of which query, in which checkpoint, under which number; and what its view is to be called.
+    """A stateful operator: its checkpoint, query and number, and the name for its view.
 
-    `settings` are those that Spark noted with the query's batches.
+    `settings` are those that Spark recorded with the query's batches.
     """
 
     storage: Storage
@@ -65,7 +65,6 @@ class Operator:
     def catalogue(
         self, key: Sequence[KeyColumn], columns: Iterable[ViewColumn], kind: Kind = "aggregation"
     ) -> Catalogue:
-        """The view of this operator."""
         return Catalogue(
             application=self.storage.root,
             view=self.view,
@@ -81,10 +80,9 @@ Way = Callable[[Operator], Iterator[Catalogue | Refusal]]
 
 
 def infer(storage: Storage, name: str) -> Inferred | None:
-    """The views of the query in a checkpoint, called after this name; None before it has finished a batch with state.
+    """The views of the query in a checkpoint, named after `name`; None before its first committed batch with state.
 
-    What is wrong with one operator is a refusal and does no harm to the others; CheckpointInvalid if nothing can be
-    told at all.
+    A problem with one operator is a refusal and leaves the others alone; CheckpointInvalid if nothing can be inferred.
     """
     checkpoint = Checkpoint(storage)
     query, commits, numbers = checkpoint.query_id(), checkpoint.commits(), checkpoint.operators()
@@ -96,13 +94,13 @@ def infer(storage: Storage, name: str) -> Inferred | None:
         view = base if len(numbers) == 1 else f"{base}-{number}"
         found += _views_of(checkpoint, Operator(storage, query, number, view, settings))
     if checkpoint.query_id() != query:
-        return None  # replaced just now: what was read may be of both
+        return None  # replaced just now: the files read may be of both queries
     views = tuple(each for each in found if isinstance(each, Catalogue))
     return Inferred(query, views, tuple(each for each in found if isinstance(each, Refusal)))
 
 
 def safe_name(text: str) -> str:
-    """The text as a view's name: what has a meaning in paths and addresses is left out."""
+    """The text as a view's name, without characters special in paths and addresses."""
     return _UNSAFE.sub("-", text).strip("-")[:_NAME_CHARS_MAX] or "view"
 
 
@@ -116,7 +114,7 @@ def _views_of(checkpoint: Checkpoint, operator: Operator) -> list[Catalogue | Re
 
 
 def _named_apart(view: Catalogue | Refusal) -> Catalogue | Refusal:
-    """The view, unless a struct in it has two fields of one name: in an answer one of them would be lost."""
+    """The view; a refusal if a struct in it has two fields of one name, because an answer would lose one."""
     if isinstance(view, Refusal):
         return view
     types = {column.name: column.type for column in view.key} | {column.name: column.type for column in view.columns}
@@ -158,9 +156,9 @@ def _way(checkpoint: Checkpoint, operator: Operator) -> Way:
 
 
 def _aggregation(operator: Operator) -> Iterator[Catalogue | Refusal]:
-    """An aggregation, with a window among its key's columns or not.
+    """An aggregation, with or without a window among its key's columns.
 
-    In Spark's state format 1 its value row has the key's columns once more, in front: they are shown once.
+    In Spark's state format 1 the value row repeats the key's columns in front: the view shows them once.
     """
     schema = read_schema(operator.storage, operator.number)
     doubled = operator.settings.get(_AGGREGATION_FORMAT) == "1" and _begins(schema.value, schema.key)
@@ -169,14 +167,14 @@ def _aggregation(operator: Operator) -> Iterator[Catalogue | Refusal]:
 
 
 def _deduplication(operator: Operator) -> Iterator[Catalogue | Refusal]:
-    """A row for each key that was seen; within a watermark with the time until which it is remembered."""
+    """A row for each key seen; within a watermark with the time until which the key is remembered."""
     schema = read_schema(operator.storage, operator.number)
     key = key_columns(schema.key)
     yield operator.catalogue(key, _buffers(schema.value, 0, key))
 
 
 def _session(operator: Operator) -> Iterator[Catalogue | Refusal]:
-    """A session window: the value row begins with all grouping columns; of the window the state's key has the start."""
+    """A session window: the value row begins with all grouping columns; the state's key has only the window's start."""
     schema = read_schema(operator.storage, operator.number)
     place = _session_place(operator, schema)
     grouping = schema.value[: len(schema.key)]
@@ -196,7 +194,7 @@ def _session(operator: Operator) -> Iterator[Catalogue | Refusal]:
 
 
 def _session_place(operator: Operator, schema: StateSchema) -> int:
-    """Which of the grouping columns is the session window."""
+    """The index of the session window among the grouping columns."""
     *others, start = schema.key
     grouping = list(schema.value[: len(schema.key)])
     for place, column in enumerate(grouping):
@@ -227,20 +225,20 @@ def _join(operator: Operator) -> Iterator[Catalogue | Refusal]:
 
 
 def _groups(operator: Operator) -> Iterator[Catalogue | Refusal]:
-    """What a function keeps of each group."""
+    """The state that a function keeps per group."""
     for catalogue in views_of_groups(Checkpoint(operator.storage), operator.number):
         yield replace(catalogue, application=operator.storage.root, view=operator.view, query=operator.query)
 
 
 def _named(operator: Operator, catalogues: Sequence[Catalogue]) -> Iterator[Catalogue]:
-    """One operator's views, called after it and their own names."""
+    """One operator's views, named after the operator and their own names."""
     names = apart(f"{operator.view}-{safe_name(catalogue.view)}" for catalogue in catalogues)
     for name, catalogue in zip(names, catalogues, strict=True):
         yield replace(catalogue, application=operator.storage.root, view=name, query=operator.query)
 
 
 def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
-    """Key columns that stand in the state's key as they are."""
+    """Key columns identical to the columns of the state's key."""
     names = apart(column.name for column in columns)
     return [
         KeyColumn(name, column.type, StateColumn(index, column.name, column.type), column.name)
@@ -249,7 +247,7 @@ def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
 
 
 def _buffers(columns: Sequence[Column], begin: int, key: Sequence[KeyColumn]) -> list[ViewColumn]:
-    """The value row's columns from this place on, raw; those that are always null are left out."""
+    """The value row's columns from `begin` on, raw, without columns of type void."""
     stored = [StateColumn(index, column.name, column.type) for index, column in enumerate(columns) if index >= begin]
     stored = [each for each in stored if each.type not in _NOTHING]
     names = apart((each.name for each in stored), taken=[column.name for column in key])

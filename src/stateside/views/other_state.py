@@ -1,38 +1,38 @@
-"""The state of `flatMapGroupsWithState` and `applyInPandasWithState`: for each group what its function keeps of it.
+"""State of joins and of groups: schemas and views of stateful operators other than aggregations and state variables.
+
+Groups (`flatMapGroupsWithState`, `applyInPandasWithState`): per group, the state that its function keeps.
 
     key   := the grouping columns
     value := groupState (struct of the state's fields; null while a group has a timeout and no state)
              timeoutTimestamp (long, milliseconds; -1 for none), where the query has timeouts
 
 Python's state is stored field by field too, in the types of its declared schema. A view has the fields as columns, and
-`timeout_ms`, which is null where there is none. An older format, 1, has no `groupState` and is refused.
+`timeout_ms`, null without a timeout. The older format 1 has no `groupState` and is refused.
 
-The state of a stream-stream join: the rows of each side that may still meet one of the other side.
-
-Each side keeps its rows under the join's key and a number that counts them, and beside them how many there are:
+Stream-stream joins: the rows of each side that may still match a row of the other side. Each side keeps its rows under
+the join's key and a running number, and beside them their count:
 
     left-keyToNumValues, right-…       key := the join's key                  value := how many rows
     left-keyWithIndexToValue, right-…  key := the join's key, index (long)    value := the row's columns, matched
 
-Of a key that has n rows, these stand at 0 to n - 1: if one leaves, the last one takes its place. So the second alone
-tells all. Where they lie depends on `spark.sql.streaming.join.stateFormatVersion`; the operator's metadata shows it:
+The n rows of a key have the indexes 0 to n - 1: when one leaves, the last one takes its index. So the second store
+alone has everything. The location depends on `spark.sql.streaming.join.stateFormatVersion`, visible in the operator's
+metadata:
 
-    1, 2  four stores (see `one_store`), metadata v1; 1, of old checkpoints, has no `matched`
+    1, 2  four stores, metadata v1; 1, of old checkpoints, has no `matched`
     3     one store with four column families, metadata v2; RocksDB only
     4     one store with other families, where rows are lists by time: refused, Spark has it for tests only
 
 The key's columns are called `field0`, `field1`, … whatever the query calls them.
 
-One of several state stores of an operator, as if it were the only one.
-
-Most operators have one store in each partition, in `state/OPERATOR/PARTITION/`. A stream-stream join has four, each in
-a folder of its own below that; `commits/N` names their files in this order:
+One of several stores (`one_store`): most operators have one store per partition, in `state/OPERATOR/PARTITION/`. A
+stream-stream join has four, each in a folder of its own; `commits/N` names their files in this order:
 
     state/OPERATOR/PARTITION/left-keyToNumValues/     left-keyWithIndexToValue/
                              right-keyToNumValues/    right-keyWithIndexToValue/
 
-Inside such a folder everything is as elsewhere. So what reads a checkpoint need not know of them: it is given a
-checkpoint in which the files of one store seem to lie where an only one's would.
+Inside such a folder the layout is the usual one. So readers of a checkpoint need no special case: `StoreCheckpoint`
+shows them a checkpoint in which the files of one store appear in the usual place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_TIMEOUT = -1
 
 
 def views_of_groups(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
-    """The view of all groups, called `groups`; ViewInvalid if a column has a type that nobody serves."""
+    """The view of all groups, called `groups`; ViewInvalid for a column of an unserved type."""
     schema = group_schema(checkpoint.storage, operator)
     for place, column in enumerate((*schema.key, *schema.value)):
         _check_group(column, (unkeyable if place < len(schema.key) else unserved)(column.type))
@@ -73,7 +73,7 @@ def views_of_groups(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
 
 
 def group_schema(storage: Storage, operator: int) -> StateSchema:
-    """The grouping columns, and the columns that `GroupDecoder` gives; FileNotFoundError before the first batch."""
+    """The grouping columns, and the columns of `GroupDecoder`; FileNotFoundError before the first batch."""
     stored = read_schema(storage, operator)
     return StateSchema(stored.key, _fields(storage, operator, stored) + (TIMEOUT,) * (len(stored.value) - 1))
 
@@ -120,26 +120,26 @@ JOIN_STORES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class StoreStorage(Storage):
-    """A checkpoint's folder in which one store of an operator lies in the place of its partitions."""
+    """A checkpoint's folder in which one store of an operator appears in place of its partitions."""
 
     operator: int
     store: str
 
     def path(self, relative: str) -> str:
-        """The whole path of a file; one of a partition of the operator is looked for in the store's own folder."""
+        """The whole path of a file; a file of the operator's partition is mapped into the store's own folder."""
         moved = re.sub(rf"^(state/{self.operator}/\d+)(?=/|$)", rf"\1/{self.store}", relative)
         return Storage.path(self, moved)
 
 
 class StoreCheckpoint(Checkpoint):
-    """A checkpoint of which one operator seems to have one store only."""
+    """A checkpoint in which one operator appears to have a single store."""
 
     def __init__(self, storage: StoreStorage) -> None:
         super().__init__(storage)
         self._operator, self._place = str(storage.operator), JOIN_STORES.index(storage.store)
 
     def commit(self, batch: int) -> Commit:
-        """The proof that the batch is finished, with the ids of this store's files alone."""
+        """The batch's commit, with the ids of this store's files alone."""
         commit = super().commit(batch)
         if self._operator not in commit.state_ids:
             return commit
@@ -149,7 +149,7 @@ class StoreCheckpoint(Checkpoint):
 
 
 def checkpoint_of(catalogue: Catalogue, storage: Storage) -> Checkpoint:
-    """The checkpoint as a view's replica is to read it: of several stores the view's own."""
+    """The checkpoint for a view's replica: of several stores the view's own."""
     if catalogue.store is None:
         return Checkpoint(storage)
     return StoreCheckpoint(one_store(storage, catalogue.operator, catalogue.store))
@@ -166,7 +166,7 @@ _ENCODER = {"keyStateEncoderType": "NoPrefixKeyStateEncoderSpec"}
 
 
 def views_of_join(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
-    """A view of each side's rows, called `left` and `right`; ViewInvalid if a column has a type that nobody serves."""
+    """A view of each side's rows, called `left` and `right`; ViewInvalid for a column of an unserved type."""
     return [_view(checkpoint.storage, operator, side) for side in SIDES]
 
 

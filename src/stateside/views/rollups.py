@@ -1,4 +1,4 @@
-"""Which rollups a view can have; others are refused, with the reason, before anything runs."""
+"""Validation of rollups: an impossible rollup is refused, with the reason, before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXAMPLE = 'Write it like key=["customer", "country"], rollups=[["country"]]'
 
 
 def declared_rollups(view: str, key: Sequence[str], rollups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The rollups that a view was declared with; ViewInvalid for what cannot be a coarser key of this key."""
+    """The rollups of a view's declaration; ViewInvalid if one is no coarser key of this key."""
     if isinstance(rollups, str) or any(isinstance(columns, str) for columns in rollups):
         raise _refused(view, f"its rollups are {rollups!r}, not a list of lists of columns", _EXAMPLE)
     declared = tuple(tuple(columns) for columns in rollups)
@@ -27,7 +27,7 @@ def declared_rollups(view: str, key: Sequence[str], rollups: Sequence[Sequence[s
 
 
 def check_rollups(catalogue: Catalogue) -> None:
-    """ViewInvalid if the view's columns or the kind of its key allow no rollups, or not those that it has."""
+    """ViewInvalid if the view's columns or the kind of its key do not allow its rollups."""
     if not catalogue.rollups:
         return
     if catalogue.kind == "state-variable":

@@ -1,25 +1,25 @@
-"""Savepoints: a view's checkpoint as it was after one batch, from which the job can be begun again later.
+"""Savepoints: a view's checkpoint as of one batch, from which the job can be restarted later.
 
     views/VIEW/savepoints/NAME/checkpoint/       the files that a query needs to go on after that batch
     views/VIEW/savepoints/NAME/savepoint.json    {"batch": 128, "position": "0:40960", "watermark_us": 1768…,
                                                   "taken_us": 1768…, "bytes": 1048576, "fingerprint": "…"}
 
-Taking one is safe while the job runs: nothing waits for it, and nothing of the checkpoint is written. Spark never
-changes a file, it only adds some and deletes old ones; so links are enough, which take no room until Spark has deleted
-its own. Where there can be none, files are copied.
+Taking a savepoint is safe while the job runs: nothing waits, and nothing is written to the checkpoint. Spark never
+changes a file, but only adds new and deletes old ones; so hard links suffice, which need no space until Spark has
+deleted its own. Where links are impossible, files are copied.
 
-1. The newest finished batch is chosen, and its files are brought into a folder whose name begins with a dot. If Spark
+1. The newest committed batch is chosen, and its files are brought into a folder whose name begins with a dot. If Spark
    deletes one meanwhile, a newer batch is chosen.
-2. The batch must still be the same one. All is made durable, which Spark itself does not see to. Then the folder is
-   given its name, in one step.
+2. The batch must still be the same one. All files are made durable, which Spark itself does not do. Then the folder
+   gets its name, in one step.
 
-A crash before step 2 leaves a folder that nobody sees, and that the next one removes. A batch has one savepoint.
+A crash before step 2 leaves an invisible folder, removed by the next savepoint. A batch has one savepoint.
 
-Which files of a checkpoint a query needs to go on after one of its batches; Spark keeps those of many more.
+The files that a query needs to go on after one of its batches (`needed_files`); Spark keeps those of many more:
 
-metadata, sources/…                          what the query is, and what its sources noted
-offsets/N, commits/N, and those of N - 1     the batch, and the one before, from which Spark begins
-state/OPERATOR/_…, state/OPERATOR/P/_…       what the state looks like
+metadata, sources/…                          the query, and its sources' notes
+offsets/N, commits/N, and those of N - 1     the batch, and the one before, where Spark begins
+state/OPERATOR/_…, state/OPERATOR/P/_…       the schemas of the state
 state/OPERATOR/P/…                           of every partition the newest snapshot, and the changes after it
 """
 
@@ -51,9 +51,9 @@ _LOGS = ("offsets", "commits")
 
 
 def needed_files(checkpoint: Checkpoint, batch: int) -> Iterator[str]:
-    """Their names, each once; CheckpointGap if the state of the batch can no longer be had.
+    """The file names, each once; CheckpointGap if the state of the batch is no longer complete.
 
-    Checksums, which not every file has, are named too. FileNotFoundError if Spark deletes a file that is looked at.
+    Includes checksum files, which not every file has. FileNotFoundError if Spark deletes a file meanwhile.
     """
     storage = checkpoint.storage
     for name in storage.names():
@@ -102,7 +102,7 @@ def _of_partition(checkpoint: Checkpoint, batch: int, operator: int, partition: 
         chain = newest_chain(storage, commit, operator, partition)
         names = None if chain is None else file_names(storage, chain)
         if names is not None and chain is not None and chain.snapshot is not None:
-            own = f"{state_stem(chain.snapshot, operator, partition)}.changelog"  # which says what was before it
+            own = f"{state_stem(chain.snapshot, operator, partition)}.changelog"  # has the lineage before the snapshot
             names += [own] if storage.exists(own) else []
     if names is None:
         raise CheckpointGap(
@@ -124,16 +124,16 @@ def _all_within(storage: Storage, name: str) -> Iterator[str]:
         yield from _all_within(storage, str(PurePosixPath(name) / inside))
 
 
-CHOICES_MAX: Final = 5  # Spark deletes files while they are being brought: so often a newer batch is chosen
+CHOICES_MAX: Final = 5  # how often a newer batch is chosen because Spark deleted files meanwhile
 WAIT_S_MAX: Final = 30.0
-RESTORING: Final = "checkpoint.restoring-"  # a copy that is to be a view's checkpoint (`ops.restoring`)
+RESTORING: Final = "checkpoint.restoring-"  # a copy about to become a view's checkpoint (`ops.restore`)
 _TAKING: Final = ".taking-"
 _OPTIONAL: Final = ".crc"  # not every file has checksums
 
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """One of a view's savepoints. Times are microseconds since 1970."""
+    """A savepoint of a view. Times are microseconds since 1970."""
 
     folder: Path
     batch: int
@@ -145,22 +145,20 @@ class Savepoint:
 
     @property
     def name(self) -> str:
-        """What it is called, as long as it is there."""
         return self.folder.name
 
     @property
     def checkpoint(self) -> Path:
-        """The files."""
         return self.folder / "checkpoint"
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in its file, and in answers."""
+        """The content of `savepoint.json`, also used in answers."""
         told = {name: value for name, value in asdict(self).items() if name != "folder"}
         return {"name": self.name, **told, "position": str(self.position)}
 
     @classmethod
     def read(cls, folder: Path) -> Savepoint:
-        """The one in this folder; CheckpointInvalid if it cannot be read."""
+        """The savepoint in this folder; CheckpointInvalid if it cannot be read."""
         path = folder / "savepoint.json"
         try:
             document = json.loads(path.read_bytes())
@@ -174,9 +172,9 @@ class Savepoint:
 
 
 def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None] | None = None) -> list[Savepoint]:
-    """Those that a view has, oldest first. One that cannot be read is told to `on_damaged`, or raised without that.
+    """A view's savepoints, oldest first. `on_damaged` gets the error of an unreadable one, raised if None.
 
-    Whoever deletes what no savepoint needs must not go on without one of them.
+    A caller that deletes files needed by no savepoint must stop if any savepoint is unreadable.
     """
     found = []
     for folder in names(view):
@@ -184,7 +182,7 @@ def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None]
             found.append(Savepoint.read(view.savepoints / folder))
         except CheckpointInvalid as error:
             if not (view.savepoints / folder).exists():
-                continue  # it was deleted meanwhile
+                continue  # deleted meanwhile
             if on_damaged is None:
                 raise
             on_damaged(error)
@@ -192,14 +190,14 @@ def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None]
 
 
 def names(view: ViewLayout) -> list[str]:
-    """What a view's savepoints are called, whether they can be read or not."""
+    """The names of a view's savepoints, readable or not."""
     return sorted(path.name for path in view.savepoints.glob("*") if not path.name.startswith("."))
 
 
 def take(view: ViewLayout, now_us: int) -> Savepoint:
-    """Take one of the newest finished batch, or give the one that there is of it already.
+    """Take a savepoint of the newest committed batch, or return the existing one of the same batch.
 
-    CheckpointInvalid if no batch is finished yet; CheckpointGap if Spark deletes files faster than they are brought.
+    CheckpointInvalid if no batch is committed yet; CheckpointGap if Spark deletes files faster than they are linked.
     """
     view.savepoints.mkdir(parents=True, exist_ok=True)
     with _alone(view.savepoints):
@@ -216,9 +214,9 @@ def take(view: ViewLayout, now_us: int) -> Savepoint:
 
 
 def check_whole(layout: Layout) -> None:
-    """CheckpointInvalid if a view's restore was interrupted, and has left no checkpoint: a job would begin anew.
+    """CheckpointInvalid if an interrupted restore left a view without a checkpoint: a job would start from scratch.
 
-    For whoever is about to run the jobs of the folder, and keeps a restore from being under way meanwhile.
+    For callers about to run the folder's jobs, which must exclude a concurrent restore.
     """
     for copy in sorted((layout.root / "views").glob(f"*/{RESTORING}*")):
         view = ViewLayout(copy.parent)
@@ -258,7 +256,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
 
 
 def _bring(checkpoint: Checkpoint, batch: int, target: Path) -> int:
-    """Bring all files; how many bytes they have."""
+    """Link or copy all files; returns their size in bytes."""
     size_bytes = 0
     for name in dict.fromkeys(needed_files(checkpoint, batch)):
         try:
@@ -273,7 +271,7 @@ def _bring(checkpoint: Checkpoint, batch: int, target: Path) -> int:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While nobody else takes one here."""
+    """Holds the lock that excludes other savepoints of this view."""
     handle = lock_within(folder / ".lock", WAIT_S_MAX)
     if handle is None:
         raise OperatingError("Another savepoint of this view is being taken", next_step="Look for it in a while")

@@ -1,14 +1,14 @@
-"""What stands in the state of a view, whatever its kind; and the catalogue of a state variable, completed from there.
+"""The state behind a catalogue, for every kind of view; and the completion of a state variable's catalogue.
 
-Spark knows a processor's variables only once its `init` has run, so at the start the plan tells no more than the
-grouping columns. The rest stands in the checkpoint from the first batch on, and every reader completes it from there:
+Spark knows a processor's variables only once its `init` has run, so at the start the plan has only the grouping
+columns. The rest is in the checkpoint from the first batch on, and every reader completes the catalogue from there:
 
-    key      the grouping columns as the view orders them, then those that tell entries apart: a map's key, a list's
-             `index` (from 0), a timer's `expires_ms`; a stored index counts in both together
+    key      the grouping columns in the view's order, then those of the entry: a map's key, a list's `index` (from 0),
+             a timer's `expires_ms`; a stored index counts in both together
     columns  the value's fields, then `expires_ms` where values expire; a stored index counts in these
 
-where a name that is taken already gets a number (`column_names`). So a value state has one row a key, a map or a list
-one row an entry (as Spark's own reader shows them), and timers one row each.
+where repeated names get a number (`column_types.apart`). So a value state has one row per key, a map or a list one row
+per entry (as in Spark's own reader), and timers one row each.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from stateside.views.other_state import GroupDecoder, group_schema, join_schema
 
 
 class Decoder(Protocol):
-    """Decodes the rows of a replica, whatever kind of view it is of."""
+    """Decodes the rows of a replica, for any kind of view."""
 
     def decode(self, row: bytes) -> tuple[Value, ...]:
         """The row's values, in the order that the catalogue's `index` counts in."""
 
 
 def check_state(catalogue: Catalogue, storage: Storage) -> None:
-    """Refuse, by ViewInvalid, a state that is not the catalogue's; FileNotFoundError before there is a state."""
+    """ViewInvalid for a state that does not fit the catalogue; FileNotFoundError before there is a state."""
     if catalogue.kind == "state-variable":
         served_variable(catalogue, storage)
     else:
@@ -44,7 +44,7 @@ def check_state(catalogue: Catalogue, storage: Storage) -> None:
 
 
 def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
-    """The catalogue with all columns of its variable; one that is complete as it is. Errors as for `check_state`."""
+    """The catalogue with all columns of its variable; of other kinds, unchanged. Errors as for `check_state`."""
     if catalogue.kind != "state-variable":
         return catalogue
     variable = served_variable(catalogue, storage)
@@ -59,7 +59,7 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
 
 
 def value_decoder(catalogue: Catalogue, storage: Storage) -> Decoder:
-    """What decodes the rows of the view's replica into the values that its columns' `index` counts in."""
+    """The decoder of the replica's rows into the values that the columns' `index` counts in."""
     if catalogue.kind == "state-variable":
         variable, encoding = served_variable(catalogue, storage), encoding_of(Checkpoint(storage))
         return ValueDecoder(variable, encoding, lambda: served_variable(catalogue, storage).stored)
@@ -69,7 +69,7 @@ def value_decoder(catalogue: Catalogue, storage: Storage) -> Decoder:
 
 
 def stored_schema(catalogue: Catalogue, storage: Storage) -> StateSchema:
-    """The columns of the state that a view of any other kind serves; FileNotFoundError before there is a state."""
+    """The columns of the state of a view of any other kind; FileNotFoundError before there is a state."""
     if catalogue.kind == "join":
         return join_schema(storage, catalogue.operator, store=catalogue.store, family=catalogue.family)
     if catalogue.kind == "groups":
@@ -78,9 +78,9 @@ def stored_schema(catalogue: Catalogue, storage: Storage) -> StateSchema:
 
 
 def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
-    """The variable that the view serves; ViewInvalid if there is none or it cannot be served.
+    """The variable served by the view; ViewInvalid if it does not exist or cannot be served.
 
-    Of a join in column families a side is kept as a value state is.
+    One side of a join in column families is stored like a value state.
     """
     assert catalogue.family is not None, "a state variable's catalogue has its name"
     if catalogue.kind == "join":
@@ -100,9 +100,9 @@ def served_variable(catalogue: Catalogue, storage: Storage) -> StateVariable:
 
 
 def views_of_variables(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
-    """A view of each variable of a `transformWithState`, called like it, and `timers`.
+    """A view of each variable of a `transformWithState`, with the variable's name, and `timers`.
 
-    One that cannot be served is refused when it is completed.
+    A variable that cannot be served is refused when its catalogue is completed.
     """
     return [
         Catalogue(

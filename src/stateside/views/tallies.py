@@ -1,7 +1,7 @@
-"""Tallies: an aggregate's buffers as whole numbers, which are added for rows that come and taken away for rows that go.
+"""Tallies: an aggregate's buffers as integers, added for rows that enter a rollup and subtracted for rows that leave.
 
-A rollup changes by the difference of a row's new and old buffers. That is exact only in numbers that have no end and
-lose nothing, so a tally has such ones, and the buffers that a finaliser takes are made of them when somebody asks:
+A rollup changes by the difference of a row's new and old buffers. Subtraction is exact only for integers of unlimited
+size, so a tally consists of such, and the finaliser's buffers are derived from them at read time:
 
     finaliser                    tally
     count                        the count
@@ -15,9 +15,8 @@ lose nothing, so a tally has such ones, and the buffers that a finaliser takes a
     where doubles are summed     the sum of the finite ones, in units of 2^-1074, of which each is a multiple; then how
                                  many are NaN, Infinity, -Infinity
 
-A sum of doubles is therefore rounded once, and is the same in whatever order rows came and went. What was too large for
-its type is so no longer once the rows that made it so are gone. Other finalisers have no tally: nobody can take the
-least number away from others and say what the least one is then.
+A sum of doubles is therefore rounded once, and is the same in whatever order rows came and went. An overflow ends once
+the rows at fault have left. Other finalisers have no tally: a minimum cannot be updated when a row leaves.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ _EXACT = decimal.Context(prec=200)
 
 
 def tallied(columns: Iterable[ViewColumn]) -> list[ViewColumn]:
-    """Those of the columns that have a tally: the columns of a view's rollups."""
+    """The columns with a tally: the columns of a view's rollups."""
     return [column for column in columns if column.finaliser in _TALLIES]
 
 
 def not_in_rollups(catalogue: Catalogue) -> list[str]:
-    """The columns that the view's rollups lack, such as minima and maxima; none if it has no rollups."""
+    """The columns missing from the view's rollups, such as minima and maxima; none without rollups."""
     return [column.name for column in catalogue.columns if catalogue.rollups and column.finaliser not in _TALLIES]
 
 
 class Tally:
-    """The tally of one column. `numbers` of several rows are added, each for itself; `value` is that of their sum."""
+    """The tally of one column. `numbers` of several rows are added element by element; `value` is that of their sum."""
 
-    size = 1  # how many numbers it has
+    size = 1  # the count of numbers
 
     def __init__(self, column: ViewColumn) -> None:
         self.column = column
@@ -60,18 +59,18 @@ class Tally:
         self._type = self._finaliser.buffer_type
 
     def numbers(self, row: Buffers) -> Numbers:
-        """The numbers of one row of the state, out of its buffers."""
+        """The numbers of one row of the state, from its buffers."""
         raise NotImplementedError
 
     def value(self, numbers: Numbers) -> Value:
-        """The column's value; null or ValueOverflow if it is too large, as it would be for a row."""
+        """The column's value; null or ValueOverflow if too large, as for a row."""
         return self._finaliser.finish(self._buffers(numbers))
 
     def _buffers(self, numbers: Numbers) -> Buffers:
         raise NotImplementedError
 
     def _long(self, number: int) -> int:
-        """The number, if the buffer can hold it: there is no null to stand for it."""
+        """The number; ValueOverflow if too large for the buffer, which has no null for an overflow."""
         if not _LONG_MIN <= number <= _LONG_MAX:
             raise ValueOverflow(
                 f"The column {self.column.name!r} of all rows together is too large for {self.column.type}",
@@ -81,7 +80,7 @@ class Tally:
 
 
 def tally(column: ViewColumn) -> Tally:
-    """The tally of a column that `tallied` has named."""
+    """The tally of a column from `tallied`."""
     return _TALLIES[column.finaliser](column)
 
 
@@ -189,7 +188,7 @@ _TALLIES: dict[str, Callable[[ViewColumn], Tally]] = {
 
 
 def _exact(number: float) -> tuple[int, int, int, int]:
-    """A double as whole numbers: its units of 2^-1074, then whether it is NaN, Infinity, -Infinity."""
+    """A double as integers: its units of 2^-1074, then whether it is NaN, Infinity, -Infinity."""
     if number - number == 0.0:
         numerator, denominator = number.as_integer_ratio()
         return numerator * ((1 << _DOUBLE_BITS) // denominator), 0, 0, 0
@@ -197,7 +196,7 @@ def _exact(number: float) -> tuple[int, int, int, int]:
 
 
 def _rounded(numbers: Numbers) -> float:
-    """The double nearest to a sum of such numbers; beyond the largest one, infinity, as when doubles are added."""
+    """The double nearest to a sum of such numbers; infinity beyond the largest double, as in addition of doubles."""
     units, nans, above, below = numbers
     if nans or (above and below):
         return float("nan")
@@ -214,7 +213,7 @@ def _unscaled(type_: Decimal, total: decimal.Decimal) -> int:
 
 
 def _scaled(type_: Decimal, unscaled: int) -> decimal.Decimal | None:
-    """The decimal, if the buffer can hold it: a null stands for one that is too large."""
+    """The decimal, or null if too large for the buffer."""
     if abs(unscaled) >= 10**type_.precision:
         return None
     return decimal.Decimal(unscaled).scaleb(-type_.scale, _EXACT)

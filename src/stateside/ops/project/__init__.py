@@ -1,6 +1,6 @@
-"""`stateside new`: a small project to begin with, a view, a test and a README, made from the templates in this folder.
+"""Project template of `stateside new`: a view, a test and a README, made from the templates in this folder.
 
-A template is a file as it will be, with `NAME` where the project's name goes; `dot-` in a file's name becomes `.`.
+A template is a file in its final form, with `NAME` for the project's name; `dot-` in a file's name becomes `.`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def make_project(name: str, parent: Path) -> Path:
-    """Make the folder of this name with the project in it; refuses a name that is no module's, or a folder in use."""
+    """Create the project's folder; RequestInvalid if the name cannot be a module's, or the folder is in use."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or _is_taken(name):
         raise RequestInvalid(
             f"{name!r} cannot be the name of a project",
@@ -35,6 +35,6 @@ def make_project(name: str, parent: Path) -> Path:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a module of this name would hide Python's own one or an installed one, PySpark for example."""
+    """Whether a module of this name would shadow Python's own or an installed one, PySpark for example."""
     installed = [path for path in sys.path if "site-packages" in path]
     return name in sys.stdlib_module_names or name == "stateside" or PathFinder.find_spec(name, installed) is not None
