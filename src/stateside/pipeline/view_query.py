@@ -361,10 +361,7 @@ class ViewQuery:
             self.start()
         except ConnectionError:  # the connection to the JVM
             raise
-        except (
-            OperatingError,
-            OSError,
-        ) as error:  # counts like a failure of a running query
+        except (OperatingError, OSError) as error:  # counts like a failure of a running query
             self._fail(judge_start(error))
 
     def _has_its_checkpoint(self) -> bool:

@@ -60,10 +60,7 @@ class _Lineage:
     @classmethod
     def of(cls, events: DataFrame, frame: DataFrame) -> _Lineage:
         nodes = list(_nodes(_plan(frame)))
-        outputs = [
-            _plan(events),
-            *(node for node in nodes if not node.children().size()),
-        ]  # a self-join reads twice
+        outputs = [_plan(events), *(node for node in nodes if not node.children().size())]  # a self-join reads twice
         given = {each.exprId().id(): each.name() for output in outputs for each in _each(output.output())}
         made_of = {
             each.exprId().id(): frozenset(part.exprId().id() for part in _each(each.references().toSeq()))
