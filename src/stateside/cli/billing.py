@@ -224,7 +224,7 @@ def explain(
     type_: str | None,
     ask: Ask,
 ) -> None:
-    """Show the events behind one period of a CUSTOMER's bill, each with its added amount.
+    """Show the events that make up one period of a CUSTOMER's bill, each with its added amount.
 
     The events add up to the bill exactly; otherwise you get an error and no list. Where the price depends on the
     period's total (tiers, included quantities), an event's amount is the amount added at its place in the journal.

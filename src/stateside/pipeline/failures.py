@@ -71,7 +71,7 @@ class Failure:
 
 
 def judge(error: Exception | None, delivered: Exception | None = None) -> Failure:
-    """Classify the failure that Spark reports;
+    """Classify the failure that Spark reports.
 
     `delivered` is the sink's exception, which Spark passes on only as text.
     """

@@ -132,8 +132,8 @@ def lead(
 ) -> Leadership | None:
     """Wait for the leadership; None if the run is told to stop before, PipelineRunning after the time limit.
 
-    With `take_over` there is no limit: a leader that has accepted the request stops, however long its batch takes, and
-    without a waiting successor nobody would lead.
+    With `standby` or `take_over` there is no limit: a leader that has accepted a request stops, however long its batch
+    takes, and without a waiting successor nobody would lead.
     """
     _tell_leader(candidate, settings, tell)
     waits_on = settings.standby or settings.take_over

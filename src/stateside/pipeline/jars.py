@@ -53,10 +53,7 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE----
 
 
 def write_truststore(file: Path, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Write the machine's authorities as a Java trust store;
-
-    None, with nothing written, if the machine has no bundle.
-    """
+    """Write the machine's authorities as a Java trust store; None, with nothing written, without a bundle."""
     bundle = find_bundle(os.environ if environ is None else environ)
     certificates = CERTIFICATE.findall(bundle.read_text(errors="replace")) if bundle else []
     if not certificates:

@@ -29,10 +29,7 @@ _OTHERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|k8s://.+")
 
 
 def masters_of(master: str) -> list[tuple[str, int]]:
-    """The hosts and ports of a standalone cluster's masters, empty for other masters;
-
-    SettingInvalid for an unknown form.
-    """
+    """The hosts and ports of a standalone cluster's masters, else empty; SettingInvalid for an unknown form."""
     if not master.startswith(_STANDALONE):
         if not _OTHERS.fullmatch(master):
             raise _no_master(master)

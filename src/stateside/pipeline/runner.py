@@ -118,7 +118,7 @@ class Runner:
                 self._try_heartbeat(query, stopped=True)
 
     def wait(self, told_to_stop: Callable[[], bool]) -> None:
-        """Run until told to stop;
+        """Run until told to stop.
 
         PipelineFailed once a view fails for good, LeadershipLost if another process leads.
         """

@@ -289,10 +289,7 @@ def files(
 
 
 def stream(make: Callable[[SparkSession], DataFrame], *, jars: Sequence[str] = ()) -> Source:
-    """Any streaming DataFrame that a function makes from the session;
-
-    `jars` like `("kafka",)` if the source needs them.
-    """
+    """Any streaming DataFrame that a function makes from the session; `jars` like `("kafka",)` if needed."""
     return DataFrameSource(make, tuple(jars))
 
 

@@ -88,10 +88,7 @@ class Broker:
         return self._child.last_words() if self._child else "none"
 
     def start(self) -> None:
-        """Start the broker and wait for an answer;
-
-        SetupError on failure. The first start on a machine fetches the jars.
-        """
+        """Start the broker and wait for an answer; SetupError on failure. A machine's first start fetches the jars."""
         assert self._child is None, "it runs already"
         self._check_ports()
         self._folder.mkdir(parents=True, exist_ok=True)
