@@ -1,9 +1,9 @@
-"""The command line: thin. It parses, calls, prints.
+"""The command line: parses, calls, prints.
 
-`group` is the command itself, `applications` has what works in an application's folder, `serving` the server, `asking`
-what asks it, `auditing` what proves it, `journal` and `retention` the upkeep of the journal, `kafka` journals there,
-`cluster` a Spark cluster to try things, `chaos` what breaks them, `savepoints` what of a job can be begun again,
-`tokens` who may ask, `billing` the commands of that application.
+`group` is the command itself; `applications` works in an application's folder; `serve` is the server; `query` asks
+servers; `journal` has the upkeep and retention of journals, `kafka` journals on Kafka and a local broker, `dev` a local
+Spark cluster; `chaos` injects faults; `savepoints` takes and restores savepoints; `tokens` manages access; `billing`
+has the application's commands and the audit; `tables` and `billing_tables` print.
 """
 
 from stateside.cli.applications import append, dead_letters, demo, doctor, new, run

@@ -1,4 +1,4 @@
-"""Commands that work in an application's folder: make it, run it, append to its journal, look after the machine."""
+"""Commands for an application's folder: create, run, append, dead letters; the demo and the doctor."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def demo(
     """Run the whole system on this machine and prove that every sum is right.
 
     Customers telephone through compressed months; their events go into a journal, Spark folds them into running bills,
-    a replica serves these while a client keeps asking, and closed months become invoices. Some events come too late and
-    become notes, some come twice and count once, some are bad and become dead letters. At the end everything is
+    a replica serves the bills while a client keeps asking, and closed months become invoices. Some events come too late
+    and become notes, some come twice and count once, some are bad and become dead letters. At the end everything is
     recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
     """
     from rich.console import Console
@@ -74,7 +74,7 @@ def demo(
 
 
 def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting of the table in `pipeline.settings`."""
+    """A flag for each setting in `pipeline.settings`."""
     from stateside.pipeline.settings import flag, table
 
     for entry in reversed(list(table())):
@@ -100,9 +100,9 @@ def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
 def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tuple[str, ...], **flags: Any) -> None:
     """Run an application's views on Spark, until Ctrl-C or SIGTERM.
 
-    TARGET names the application like `shop:app`. It resumes at its last committed batch, and stops after the one that
-    is running. Settings come from the application, then from stateside.toml, then from flags; docs/settings.md has
-    them all. The exit code is 3 if it would fail again in the same way: something needs to be mended first.
+    TARGET names the application like `shop:app`. The run resumes at its last committed batch, and stops after the
+    running batch. Settings come from the application, then from stateside.toml, then from flags; docs/settings.md lists
+    them. The exit code is 3 if another run would fail in the same way, and something needs to be mended first.
     """
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
     from rich.console import Console
@@ -162,16 +162,16 @@ def append(
     {"entity": "emma", "type": "call", "payload": {"seconds": 61}}
     {"id": "c-2", "entity": "ben", "type": "call", "time": "2026-01-31T12:00:00Z", "tags": ["night"]}
 
-    Needed are entity and type. Without an id an event gets a random one, without a time the present one, without a
-    payload an empty one. Lines are appended as they come in, in order, beside other producers and the running job.
+    entity and type are required. The default id is random, the default time the present, the default payload empty.
+    Lines are appended as they come in, in order, beside other producers and the running job.
 
-    Prints the receipt: the position just after the last event, once all are durable. At a line that is no event, or
-    does not fit the fields that the folder's views declare, it stops, and says which one, why, and what is stored. An
-    event whose id is stored already, with the same content, is not stored again; a line that has the id of another
-    event is refused as one that is no event.
+    Prints the receipt: the position just after the last event, once all are durable. The command stops at a line that
+    is no event, or does not fit the fields that the folder's views declare, and reports the line, the reason, and the
+    stored events. An event whose id is already stored with the same content is not stored again; a line with the id of
+    another event is refused.
 
-    With --kafka this process becomes the owner of that topic, and whoever was it before is told so; the folder holds
-    its index. Where the folder's own journal is a topic (docs/cluster.md), it takes turns with others, as on files.
+    With --kafka this process becomes the owner of the topic, and a previous owner is fenced; the folder holds the
+    topic's index. Where the folder's own journal is a topic (docs/cluster.md), writers take turns, as on files.
     """
     from stateside.core.layout import Layout
     from stateside.journal.json_lines import Intake
@@ -218,10 +218,10 @@ def _writer(
 @click.option("--view", help="Only those of this view.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON line each, with the whole event.")
 def dead_letters(folder: Path, view: str | None, as_json: bool) -> None:
-    """List the events that did not reach a view, with the reason, in the order of their positions.
+    """List the events that did not reach a view, with the reason, in order of position.
 
-    With --json each line has the event as `stateside append` takes it: mend it, give it a new id, and append it again.
-    Billing's dead letters have commands of their own: `stateside billing dead-letters`.
+    With --json each line has the event in the form of `stateside append`: mend the event, give it a new id, and append
+    it. Billing's dead letters have commands of their own: `stateside billing dead-letters`.
     """
     from stateside.cli.tables import show_json
     from stateside.core.layout import Layout
@@ -238,7 +238,7 @@ def dead_letters(folder: Path, view: str | None, as_json: bool) -> None:
 
 
 def event_or_text(text: str | None) -> Any:
-    """A dead letter's event; of a message on Kafka that is no JSON its text."""
+    """A dead letter's event; for a Kafka message that is no JSON, its text."""
     try:
         return None if text is None else json.loads(text)
     except ValueError:
@@ -248,7 +248,7 @@ def event_or_text(text: str | None) -> Any:
 @click.command()
 @click.argument("name")
 def new(name: str) -> None:
-    """Make a small project to begin with: a view, a test that passes, sample events, settings and a README.
+    """Create a small project: a view, a test that passes, sample events, settings and a README.
 
     NAME is the folder's and the module's name.
     """
@@ -262,7 +262,7 @@ def new(name: str) -> None:
 @click.option("--dir", "folder", default=".", type=FOLDER, help="The folder that you mean to work in.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def doctor(folder: Path, as_json: bool) -> None:
-    """Check that this machine has what Stateside needs, and say how to mend what it lacks."""
+    """Check this machine against Stateside's requirements, and report how to mend what is missing."""
     from stateside.ops import doctor as examination
 
     findings = examination.diagnose(folder, PORT)

@@ -1,9 +1,4 @@
-"""`stateside billing`: bills, invoices, totals; plans and assignments; dead letters; delivery.
-
-`stateside billing generate` and `clock`: events that no customer makes.
-
-`stateside audit`: recomputes every bill, and says where the books are wrong.
-"""
+"""`stateside billing`: bills, invoices, totals, plans, dead letters, delivery, generator; and `stateside audit`."""
 
 from __future__ import annotations
 
@@ -68,10 +63,10 @@ def generate(
     rate: float | None,
     as_json: bool,
 ) -> None:
-    """Generate customers who telephone, with their plans, into a journal, files or Kafka; say what must come out.
+    """Generate customers who telephone, with their plans, into a journal, files or Kafka; report the expected outcome.
 
-    The same settings make the same events. In every period of every customer, what counts adds up to the same even
-    amount, whatever comes late, twice or broken: a wrong bill shows at once. `stateside audit` proves the rest.
+    The same settings make the same events. In every period of every customer the counted events add up to the same even
+    amount, whatever comes late, twice or broken, so a wrong bill is visible at once. `stateside audit` proves the rest.
     """
     from stateside.billing.generator import Generator, Shares
     from stateside.billing.generator import generate as generate_events
@@ -93,7 +88,7 @@ def generate(
 
 
 def report_text(found: dict[str, object]) -> str:
-    """What must come out, for people."""
+    """The expected outcome, for people."""
     from stateside.billing.money import format_micros
     from stateside.cli.billing_tables import columns
 
@@ -120,10 +115,10 @@ def report_text(found: dict[str, object]) -> str:
 @click.command()
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
 def clock(folder: Path) -> None:
-    """Do what nobody does but time itself, until Ctrl-C or SIGTERM: recurring fees, and ticks that close periods.
+    """Append time's own events, until Ctrl-C or SIGTERM: recurring fees, and ticks that close periods.
 
-    Run it beside the pipeline. A tick lets periods close on time although nobody uses anything. Every fee and tick is
-    in the journal once, however often this is stopped, killed or started twice.
+    Run the clock beside the pipeline. A tick lets periods close on time although nobody uses anything. Every fee and
+    tick is in the journal once, however often the command is stopped, killed or started twice.
     """
     from stateside.billing.operations.clock_events import run_clock
     from stateside.core.clock import SystemClock
@@ -143,7 +138,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="The whole stamped 
 
 @click.group()
 def billing() -> None:
-    """Bills, invoices and what belongs to them.
+    """Bills, invoices and related commands.
 
     \b
     Ask a server:       bill, explain, invoices, totals, dead-letters list and show
@@ -151,7 +146,7 @@ def billing() -> None:
     Run beside it:      clock, deliver
     Make a stream up:   generate
 
-    docs/billing.md tells it from the beginning: a plan, customers, bills, invoices, corrections, the audit.
+    docs/billing.md is the introduction: a plan, customers, bills, invoices, corrections, the audit.
     """
 
 
@@ -173,7 +168,7 @@ Ask = Callable[..., None]
 
 
 def _paged(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of a command that asks for a list in pages; as `ask` it gets what asks for a page and shows it."""
+    """The flags of a command with a paged list; the command gets a function `ask` that requests and shows a page."""
 
     @click.option("--limit", type=click.IntRange(1, 1_000), help="How many events; 100 by default.")
     @click.option("--after", metavar="OFFSET", help="Go on after this one: the next page.")  # opaque for a scoped token
@@ -209,8 +204,8 @@ def _paged(command: Callable[..., None]) -> Callable[..., None]:
 def bill(customer: str, as_json: bool, url: Sequence[str], min_position: str | None, **floor: int | None) -> None:
     """Show a CUSTOMER's bill: every period, open or closed, with its lines.
 
-    A `draft` is open: events still come in, also for the grace time after the period's end. `sealed` has an invoice;
-    `corrected` has notes as well. Drafts show what the invoice would be if it were made now.
+    A `draft` is open: events still come in, also during the grace period after the period's end. `sealed` has an
+    invoice; `corrected` has notes as well. Drafts show the invoice as if made now.
     """
     answer = _ask(url, f"/v1/customers/{quote(customer, safe='')}/bill", floor_of(min_position, floor))
     _show(answer, as_json, bill_text(answer))
@@ -229,11 +224,11 @@ def explain(
     type_: str | None,
     ask: Ask,
 ) -> None:
-    """Show the very events behind one period of a CUSTOMER's bill, each with what it added.
+    """Show the events that make up one period of a CUSTOMER's bill, each with its added amount.
 
-    They add up to the bill exactly: if they do not, you get an error and no list. Where the price depends on the
-    period's total (tiers, what is included), an event's amount is what it added at its place in the journal. Events
-    that came too late for the invoice are shown with the note that has them.
+    The events add up to the bill exactly; otherwise you get an error and no list. Where the price depends on the
+    period's total (tiers, included quantities), an event's amount is the amount added at its place in the journal.
+    Events that came too late for the invoice are shown with their note.
     """
     path = f"/v1/customers/{quote(customer, safe='')}/bill/explain"
     ask(path, explained_text, period=period, currency=currency, type=type_)
@@ -256,7 +251,7 @@ def invoices(
 ) -> None:
     """List a CUSTOMER's invoices and notes, or show one by its --number, or store it as a --pdf.
 
-    Documents never change. A note (N-…) names the invoice that it corrects and the events that came too late for it.
+    Documents never change. A note (N-…) names the corrected invoice and the events that came too late for it.
     """
     if (customer is None) == (number is None) or (pdf_file is not None and number is None):
         raise RequestInvalid("Name either a CUSTOMER or a --number; a --pdf is made of one --number")
@@ -296,11 +291,11 @@ def plan() -> None:
 @click.argument("file", type=FILE)
 @_DIR
 def publish(file: Path, folder: Path) -> None:
-    """Publish the version of a plan that FILE says, a TOML file (docs/billing.md).
+    """Publish the version of a plan in FILE, a TOML file (docs/billing.md).
 
-    It is checked first: the version is new and higher than those before, and takes effect at least an hour from now, so
-    that every event it is for stands behind it in the journal. Published versions never change. Publishing the same
-    file again changes nothing. Prints the receipt.
+    The version must be new and higher than earlier ones, and take effect at least an hour from now, so that every event
+    under the version comes after it in the journal. Published versions never change. Publishing the same file again
+    changes nothing. Prints the receipt.
     """
     from stateside.billing.operations.publication import publish as publish_version
     from stateside.billing.plans.file import parse_plan
@@ -319,7 +314,7 @@ def publish(file: Path, folder: Path) -> None:
 @_DIR
 @click.option("--json", "as_json", is_flag=True, help="For machines, with all prices.")
 def list_plans(folder: Path, as_json: bool) -> None:
-    """List the published versions of all plans, with the time from which on each counts."""
+    """List the published versions of all plans, with the time from which each is in effect."""
     from stateside.billing.operations.publication import current_book
     from stateside.cli.billing_tables import plans_text
     from stateside.core.layout import Layout
@@ -358,14 +353,14 @@ def assign(customer: str, plan: str, folder: Path, effective: str | None, holder
 
 @billing.group(name="dead-letters")
 def dead_letters() -> None:
-    """Look at events that break a rule, and replay them repaired."""
+    """Show events that break a rule, and replay repaired ones."""
 
 
 @dead_letters.command(name="list")
 @click.option("--reason", metavar="REASON", help="Only those with this reason, like unknown-customer.")
 @_paged
 def list_dead_letters(reason: str | None, ask: Ask) -> None:
-    """List dead letters in the journal's order, and how many there are for each reason."""
+    """List dead letters in the journal's order, with counts by reason."""
     ask("/v1/dead-letters", dead_letters_text, reason=reason)
 
 
@@ -387,8 +382,9 @@ def show(offset: int, url: Sequence[str], min_position: str | None, **floor: int
 def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: bool, reason: str | None) -> None:
     """Append the event of the dead letter at OFFSET again, repaired; or with --all all of one --reason.
 
-    It gets the id `replay/OFFSET`, and is stored once, however often you run this. What would be a dead letter again is
-    refused, and nothing is appended. If its period is closed by now, it leads to a note. Prints the receipt.
+    The new event has the id `replay/OFFSET`, and is stored once, however often you run the command. If an event would
+    be a dead letter again, it is refused, and nothing is appended. If its period is closed by now, the event leads to a
+    note. Prints the receipt.
     """
     from stateside.billing.answers.letters import letters_to_replay
     from stateside.billing.operations.replay import parse_changes
@@ -412,9 +408,10 @@ def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: boo
 def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: bool) -> None:
     """Deliver invoices and notes to an HTTP endpoint, until Ctrl-C or SIGTERM.
 
-    Each goes as a JSON document in a POST request of its own, in the order of its numbers, with its number as the
-    header Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While it is away
-    delivery holds, and goes on where it stood; also after a restart. Secrets: --header Authorization=env:MY_SECRET.
+    Each document is a JSON body in a POST request of its own, in order of the numbers, with the number as the header
+    Idempotency-Key. An endpoint that remembers these keys gets each document exactly once. While the endpoint is away,
+    delivery waits, and then continues where it stopped, also after a restart. Secrets: --header
+    Authorization=env:MY_SECRET.
     """
     from stateside.billing.answers.document_store import DocumentStore
     from stateside.billing.model import VIEW
@@ -441,7 +438,7 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
 
 
 def _stop_signal() -> threading.Event:
-    """Set by SIGTERM; Ctrl-C interrupts by itself."""
+    """An event set by SIGTERM; Ctrl-C interrupts by itself."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     return stop
@@ -466,11 +463,12 @@ def _existing(folder: Path) -> Path:
 @click.option("--url", help="Ask this server for a sample of live answers too, like http://127.0.0.1:8471.")
 @click.option("--full", is_flag=True, help="Read the whole journal again, whatever was audited before.")
 def audit(folder: Path, as_json: bool, url: str | None, full: bool) -> None:
-    """Recompute every bill of the application in DIR from its journal, and compare with all that was made of it.
+    """Recompute every bill of the application in DIR from its journal, and compare with all stored results.
 
-    It proves that the journal's events are the open bills, invoices, notes, dead letters and duplicates, to the micro,
-    and that no document is missing, doubled or wrong. It may run beside the system at any time, and goes on where the
-    last audit ended. The exit code is 1 if anything is wrong, with the first differences as sentences.
+    The audit proves that open bills, invoices, notes, dead letters and duplicates account for the journal's events, to
+    the micro, and that no document is missing, doubled or wrong. An audit may run beside the system at any time, and
+    resumes where the last audit ended. The exit code is 1 if anything is wrong, with the first differences as
+    sentences.
     """
     from stateside.billing.audit import audit as run_audit
     from stateside.billing.audit import live_rows

@@ -1,4 +1,4 @@
-"""What billing's commands print for people: plain text in columns."""
+"""The output of billing's commands for people: plain text in columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bill_text(answer: Mapping[str, Any]) -> str:
 
 
 def _lines(of: Mapping[str, Any]) -> str:
-    """The lines of a period or a document, and their rounding: what they charge adds up to its total."""
+    """The lines of a period or a document, and their rounding: the charges add up to the total."""
     currency = of["currency"]
     rows = [
         (
@@ -46,7 +46,7 @@ def _lines(of: Mapping[str, Any]) -> str:
 
 
 def explained_text(answer: Mapping[str, Any]) -> str:
-    """Events with what each added."""
+    """Events with the amount that each added."""
     rows = [
         (
             str(event["offset"]),
@@ -87,7 +87,7 @@ def documents_text(documents: Sequence[Mapping[str, Any]], *, lines: bool = Fals
 
 
 def totals_text(answer: Mapping[str, Any]) -> str:
-    """Totals by currency and type, then by currency: each column adds up, and so does each row."""
+    """Totals by currency and type, then by currency; columns and rows both add up."""
     names = ("", "type", "quantity", "events", "open", "charged", "total")
     rows = []
     for all_types in answer["currencies"]:
@@ -109,7 +109,7 @@ def _total(total: Mapping[str, Any], name: str, quantity: str) -> Row:
 
 
 def dead_letters_text(answer: Mapping[str, Any]) -> str:
-    """How many there are, and a page of them."""
+    """The counts, and a page of dead letters."""
     counts = ", ".join(f"{reason} {count:,}" for reason, count in answer["reasons"].items())
     rows = [
         (str(letter["offset"]), letter["reason"], letter["entity"], letter["type"], letter["time"], letter["id"])
@@ -134,7 +134,7 @@ def plans_text(versions: Sequence[PlanVersion]) -> str:
 
 
 def archive_text(answer: Mapping[str, Any]) -> list[str]:
-    """What the answer is an answer of, and what it lacks of the documents, if their storage is away."""
+    """The stamp, and the missing documents if their storage is away."""
     archive = answer["archive"]
     if archive["state"] != "away":
         return [stamp_text(answer["stamp"])]
@@ -150,12 +150,12 @@ def _range(unknown: Mapping[str, Any]) -> str:
 
 
 def stamp_text(stamp: Mapping[str, Any]) -> str:
-    """What the answer is an answer of."""
+    """The stamp in a line."""
     return f"at batch {stamp['batch']}, position {stamp['position']}, {age_text(stamp['age_ms'])} old"
 
 
 def columns(rows: Sequence[Row], sides: str) -> str:
-    """Rows side by side, each column as wide as its widest cell, to the left or right."""
+    """Rows side by side, each column as wide as its widest cell, aligned by `sides` (l or r)."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(sides))] if rows else []
     return "\n".join(
         "  ".join(

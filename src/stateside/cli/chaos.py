@@ -1,4 +1,4 @@
-"""`stateside chaos`: breaks the whole system on purpose, and has the auditor judge what came out."""
+"""`stateside chaos`: injects faults into the whole system, and audits the outcome."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def chaos(
     folder: Path | None,
     list_: bool,
 ) -> None:
-    """Run the whole system under load, do something bad to it, and prove that nothing is lost and nothing doubled.
+    """Run the whole system under load, inject faults, and prove that nothing is lost and nothing doubled.
 
-    SCENARIO is one of those that --list shows, like driver-killed or invoice-store-away. Each runs the billing
-    application as real processes, with a client that keeps asking; it injects the fault, heals it, waits until all is
-    done, and has every bill recomputed. The exit code is 1 if anything is lost, doubled or uneven, or any request
-    failed. docs/crash-matrix.md has what was measured.
+    SCENARIO is one of the names that --list shows, like driver-killed or invoice-store-away. Each scenario runs the
+    billing application as real processes, with a client that keeps asking, injects the fault, heals it, waits until all
+    is done, and has every bill recomputed. The exit code is 1 if anything is lost, doubled or uneven, or any request
+    failed. docs/crash-matrix.md has the measurements.
     """
     from stateside.testbed.chaos.scenario_run import ChaosSettings
     from stateside.testbed.chaos.scenarios import chosen, described
@@ -78,7 +78,7 @@ def chaos(
 def _run(
     wanted: Sequence[ChaosScenario], settings: ChaosSettings, folder: Path | None, json_file: Path | None
 ) -> ChaosReport:
-    """Run them, and show and write the report; the file grows with each scenario."""
+    """Run the scenarios, and show and write the report; the file grows with each scenario."""
     from rich.console import Console
 
     from stateside.testbed.chaos.report import ChaosReport
@@ -89,7 +89,7 @@ def _run(
     if report_file:
         report_file.clear()
     console = Console()
-    if not console.is_terminal:  # a log or a pipe: nothing is cut off
+    if not console.is_terminal:  # wide enough for a log or a pipe
         console = Console(width=LOG_CHARS)
     date = datetime.now(UTC).date().isoformat()
 

@@ -1,4 +1,4 @@
-"""A Spark cluster for people who try things."""
+"""`stateside dev cluster`: a local Spark cluster to try things."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOK_S = 0.5
 def dev_cluster(workers: int, masters: int, cores: int, memory: str, folder: Path | None) -> None:
     """Run a Spark cluster until Ctrl-C or SIGTERM: masters, with ZooKeeper if several, and workers, for this machine.
 
-    Each is a process of its own, which may be killed to see what happens; a part that has ended is told.
+    Each part is a process of its own, which you may kill to see what happens; ended parts are reported.
     """
     from stateside.testbed.cluster import Cluster
 
@@ -48,7 +48,7 @@ def dev_cluster(workers: int, masters: int, cores: int, memory: str, folder: Pat
 
 
 def _watch(cluster: Cluster) -> None:
-    """Tell of each part that ends, until Ctrl-C."""
+    """Report each part that ends, until Ctrl-C."""
     told: set[str] = set()
     while True:
         for name in cluster.parts:

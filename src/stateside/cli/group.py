@@ -1,4 +1,4 @@
-"""The command `stateside` itself: how errors are shown, and what all of its commands have in common."""
+"""The command `stateside` itself: error output, and the common parts of all commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateside.core.processes import EXIT_FINAL, wanted_umask
 PORT = 8471
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
-TOKEN_VARIABLE = "STATESIDE_TOKEN"  # not an option: the list of processes shows those to everybody
+TOKEN_VARIABLE = "STATESIDE_TOKEN"  # not an option: the process list shows options to every user
 _TOKEN = f"Set the environment variable {TOKEN_VARIABLE} to a token of that server; `stateside token create` makes one"
 
 
@@ -35,7 +35,7 @@ class _Group(click.Group):
             final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError | ViewBroken)
             raise _failure(ctx, str(error), final=final) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # click ends quietly if nobody reads on
+            if error.errno == errno.EPIPE:  # click ends quietly on a closed pipe
                 raise
             raise _failure(ctx, _sentence(error)) from error
         except KeyboardInterrupt:
@@ -44,20 +44,20 @@ class _Group(click.Group):
 
 
 class _FinalFailure(click.ClickException):
-    """A failure that would come again in the same way; supervisors tell it by its exit code."""
+    """A failure that would recur; supervisors recognise it by its exit code."""
 
     exit_code = EXIT_FINAL
 
 
 def _failure(ctx: click.Context, sentence: str, *, final: bool = False) -> click.ClickException:
-    """What click shows as one line. Called while an error is handled, which --verbose shows in full."""
+    """The error for click to show in one line; with --verbose also prints the traceback of the present exception."""
     if ctx.params.get("verbose"):
         traceback.print_exc()
     return _FinalFailure(sentence) if final else click.ClickException(sentence)
 
 
 def _sentence(error: OSError) -> str:
-    """An error of the operating system for people: the file that it is about, and what is wrong with it."""
+    """An operating system error for people: the file and the reason."""
     reason = error.strerror or str(error)
     next_step = _NEXT_STEPS.get(error.errno or 0, "")
     return (f"{error.filename}: {reason}." if error.filename else f"{reason}.") + next_step
@@ -80,9 +80,9 @@ def main(verbose: bool) -> None:
 
     Try `stateside demo` first: the whole system, for a minute, on this machine.
     """
-    os.umask(wanted_umask(os.environ))  # of this process and all that it starts: servers, workers, Spark's JVM
+    os.umask(wanted_umask(os.environ))  # inherited by servers, workers and Spark's JVM
     handler = logging.StreamHandler(sys.stderr)
-    if not verbose:  # what stack traces of Java tell, the runner says in a sentence; py4j has the root logger tell some
+    if not verbose:  # the runner reports errors in a sentence; py4j logs Java's stack traces through the root logger
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,10 +1,6 @@
-"""`stateside journal`: look into a journal, prove that it is right, take events in and out.
+"""`stateside journal`: inspection, verification, export, merging and retention of a journal.
 
-`stateside journal merge`: one stream of all nodes' logs, for as long as it lasts.
-
-`stateside journal readers | archive | drop | trim`: who needs a journal's events, and away with what nobody does.
-
-Which events a command is about: the flags that say so, and what they mean.
+The module also has the flags that select events.
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ def parsed_position(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 def selection_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Flags that say which events are meant; all of them must hold."""
+    """Flags that select events; all of them must hold."""
     flags = (
         click.option(
             "--from", "start", metavar="POSITION", callback=parsed_position, help="From this position on, like 0:1234."
@@ -94,7 +90,6 @@ def selection_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def selected(start: Position | None, type_: str | None, **others: Any) -> Selection:
-    """What the flags say."""
     from stateside.core.positions import Position
     from stateside.journal.admin import Selection
 
@@ -102,7 +97,7 @@ def selected(start: Position | None, type_: str | None, **others: Any) -> Select
 
 
 def from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
-    """Where nothing else is asked for, from the first event that is there; people are told if others are gone."""
+    """Without an explicit start, begin at the first event still present, and report dropped events."""
     from stateside.journal.stream import begin as begin_of
 
     begin = begin_of(stream)
@@ -113,7 +108,7 @@ def from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position |
 
 
 def format_of(out: Path) -> Format:
-    """The format that a file's name tells."""
+    """The format by the file's name."""
     formats: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
     if str(out) == "-":
         return "jsonl"
@@ -136,7 +131,7 @@ _limit = click.option("--limit", type=click.IntRange(1), help="Stop after so man
 @journal_place
 @as_json_flag
 def stat(folder: Path | None, kafka: str | None, as_json: bool) -> None:
-    """Tell how large the journal is, where it ends, and how far what is made of it has come."""
+    """Report the journal's size and end, and the progress of its indexes and merged stream."""
     check_place(folder, kafka)
     kafka = address_of(folder, kafka)
     found = _statistics(folder) if folder and kafka is None else kafka_statistics(kafka or "")
@@ -162,7 +157,7 @@ def read(
 ) -> None:
     """Print events, in the journal's order. With --json a line each, as `export` has them, and with the position.
 
-    The position is the one to read on --from behind the event.
+    The position is the value of --from to continue after the event.
     """
     with _queries(folder, kafka) as queries:
         selection = from_begin(queries.stream, selected(**conditions), conditions["start"])
@@ -182,7 +177,7 @@ def read(
 def ids(
     folder: Path | None, kafka: str | None, prefix: str, after: str | None, limit: int | None, as_json: bool
 ) -> None:
-    """Print the ids of all entities, in the order of their bytes, one a line."""
+    """Print the ids of all entities, in byte order, one a line."""
     with _queries(folder, kafka) as queries:
         for entity in islice(queries.entities(prefix, after).current(), limit):
             show_json({"entity": entity}, lines=True) if as_json else click.echo(entity)
@@ -193,7 +188,7 @@ def ids(
 @click.option("--prefix", default="", help="Only tags that begin so.")
 @as_json_flag
 def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> None:
-    """Print all tags by name, and how many events have each."""
+    """Print all tags by name, with the number of events of each."""
     from stateside.journal.admin import tags as tags_of
 
     with _views(folder, kafka) as views:
@@ -206,11 +201,11 @@ def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> 
 @journal_place
 @as_json_flag
 def verify(folder: Path | None, kafka: str | None, as_json: bool) -> None:
-    """Read the whole journal and all that is made of it, and say what is wrong. Changes nothing.
+    """Read the whole journal and all its indexes, and report errors. Changes nothing.
 
-    Checked are every frame's checksum, that no event is missing, that each entity's sequences go 1, 2, 3, …, and the
-    indexes of ids and sequences and the views against the log. On Kafka, where checksums are the broker's affair: that
-    every message is an event, and the sequences. The exit code is 1 if anything is wrong.
+    Checks every frame's checksum, that no event is missing, that each entity's sequences go 1, 2, 3, …, and the indexes
+    of ids and sequences and the views against the log. On Kafka, where checksums are the broker's affair: that every
+    message is an event, and the sequences. The exit code is 1 if anything is wrong.
     """
     from stateside.journal.admin import verify as verify_folder
     from stateside.journal.admin import verify_stream
@@ -236,8 +231,7 @@ def verify(folder: Path | None, kafka: str | None, as_json: bool) -> None:
 def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_json: bool, **conditions: Any) -> None:
     """Write events to a file: JSON lines, which `stateside append` takes, or Parquet.
 
-    The file is there when all of it is. Prints how many events it has, and the position at which the next export goes
-    on.
+    The file appears once complete. Prints the number of events, and the position at which the next export continues.
     """
     from stateside.journal.admin import export as run_export
     from stateside.journal.admin import export_to
@@ -264,9 +258,9 @@ def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_j
 @click.option("--rebuild", is_flag=True, help="Make them anew from the journal's beginning.")
 @as_json_flag
 def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None:
-    """Bring the views of queries to the journal's end: where events of entities, tags, types and times stand.
+    """Bring the views of queries to the journal's end: indexes of events by entity, tag, type and time.
 
-    Queries are right without them, and much faster with them. Ctrl-C loses nothing: the next call goes on.
+    Queries are right without views, and much faster with them. Ctrl-C loses nothing: the next call continues.
     """
     with _views(folder, kafka) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
@@ -278,7 +272,6 @@ journal.add_command(append)
 
 
 def place_of(folder: Path) -> JournalFiles:
-    """The journal of the application in this folder."""
     from stateside.core.layout import Layout
     from stateside.journal.admin import JournalFiles
 
@@ -294,7 +287,7 @@ def _statistics(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _queries(folder: Path | None, kafka: str | None) -> Iterator[Queries]:
-    """What can be asked of the journal that is named."""
+    """Queries over the named journal."""
     check_place(folder, kafka)
     kafka = address_of(folder, kafka)
     found = place_of(folder).queries() if folder and kafka is None else kafka_queries(folder, kafka or "")
@@ -318,7 +311,7 @@ def _views(folder: Path | None, kafka: str | None) -> Iterator[QueryViews]:
 
 
 def _check_known(queries: Queries, entity: str, where: str) -> None:
-    """EntityUnknown for a name that no event has: else a slip of the pen would look like an entity without events."""
+    """EntityUnknown for an unknown name: otherwise a typo would look like an entity without events."""
     if queries.last_sequence(entity) == 0:
         raise EntityUnknown(
             f"This journal has no event of an entity {entity!r:.220}",
@@ -358,9 +351,9 @@ _TELL_S = 1.0
 def merge(folder: Path, partitions: int | None, once: bool, as_json: bool) -> None:
     """Merge the logs of all nodes of a journal into one stream, in which each entity's events stand in order.
 
-    It goes on until Ctrl-C or SIGTERM, which harm nothing, and prints a line a second while something is merged, with
-    how many entities wait for an event that is missing (`gaps`; `stateside journal stat` shows them). With --once it
-    ends, with code 1 if a log cannot be read.
+    Runs until Ctrl-C or SIGTERM, which harm nothing, and prints a line a second while events are merged, with the
+    number of entities that wait for a missing event (`gaps`; `stateside journal stat` shows them). With --once the
+    command ends after one pass, with code 1 if a log cannot be read.
     """
     from stateside.core.layout import Layout
     from stateside.core.processes import signals
@@ -379,7 +372,7 @@ def merge(folder: Path, partitions: int | None, once: bool, as_json: bool) -> No
 
 
 def _first(merger: Merger, once: bool, watch: Any, as_json: bool) -> None:
-    """What was there when it began. Only of one pass an error is the end."""
+    """Merge the events present at the start. An error is final only with --once."""
     moved = merger.merge(watch) if once else next(iter(merger.passes(watch)))
     _tell(merger, moved, as_json)
 
@@ -406,7 +399,7 @@ def _tell(merger: Merger, moved: int, as_json: bool) -> None:
 
 
 def _durable(journal: Path) -> int:
-    """How many events the logs have."""
+    """The number of durable events in all logs."""
     from stateside.journal.nodes.log import node_logs
 
     return sum(log.durable_end().offset for log in node_logs(journal).values())
@@ -428,7 +421,7 @@ def _check(journal: Path) -> None:
 @journal_folder
 @as_json_flag
 def readers(folder: Path, as_json: bool) -> None:
-    """Print who reads the journal, and up to where: nothing that one of them needs is dropped."""
+    """Print the journal's readers and their positions: events that a reader still needs are never dropped."""
     from stateside.core.layout import Layout
     from stateside.ops.journal_readers import known_readers
 
@@ -438,7 +431,7 @@ def readers(folder: Path, as_json: bool) -> None:
 
 
 def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Flags that say what is to go."""
+    """Flags that select the segments to drop."""
     flags = (
         click.option(
             "--before", metavar="POSITION", callback=parsed_position, help="Segments that lie wholly before it."
@@ -460,8 +453,8 @@ def archive(
 ) -> None:
     """Write old segments as Parquet files, one each, and then drop them from the journal.
 
-    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment. A call
-    that was ended goes on where it was.
+    Only segments that every known reader has read can go (`stateside journal readers`), and never the newest segment.
+    An interrupted call continues where it stopped.
     """
     _drop(folder, before, keep_days, archive_folder, as_json)
 
@@ -474,7 +467,7 @@ def archive(
 def drop(folder: Path, before: Position | None, keep_days: float | None, as_json: bool) -> None:
     """Drop old segments from the journal, without an archive.
 
-    Only what every known reader has read can go (`stateside journal readers`), and never the newest segment.
+    Only segments that every known reader has read can go (`stateside journal readers`), and never the newest segment.
     """
     _drop(folder, before, keep_days, None, as_json)
 
@@ -484,9 +477,9 @@ def drop(folder: Path, before: Position | None, keep_days: float | None, as_json
 @click.option("--keep-days", type=click.FloatRange(0), default=0.0, help="Keep what is younger all the same.")
 @as_json_flag
 def trim(folder: Path, keep_days: float, as_json: bool) -> None:
-    """Drop from the nodes' logs what the merged stream has: the events stay, once.
+    """Drop from the nodes' logs the events that the merged stream has: each event stays, once.
 
-    Never the newest segment of a log goes. See docs/nodes.md.
+    The newest segment of a log never goes. See docs/nodes.md.
     """
     from stateside.core.layout import Layout
     from stateside.journal.admin import trim as run_trim
@@ -520,7 +513,7 @@ def _drop(
 
 
 def _told(done: Mapping[str, Dropped]) -> dict[str, Any]:
-    """What went, all together, and where what is left begins."""
+    """The totals over all partitions, and the new beginning."""
     begin = ",".join(f"{name}:{dropped.begin}" for name, dropped in done.items())
     segments, events = (sum(getattr(dropped, name) for dropped in done.values()) for name in ("segments", "events"))
     return {"segments": segments, "events": events, "begin": begin}

@@ -1,4 +1,4 @@
-"""Journals on Kafka at the command line, and a broker for people who try them."""
+"""Journals on Kafka at the command line, and a local broker to try them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ kafka_option = click.option("--kafka", metavar="ADDRESS", help="A journal on Kaf
 
 
 def journal_place(command: Callable[..., None]) -> Callable[..., None]:
-    """Which journal: an application's, or one on Kafka, and then beside which folder its views are kept, if any."""
+    """The flags for a journal: an application's, or one on Kafka, with an optional folder for its indexes."""
     folder = click.option("--dir", "folder", type=FOLDER, help="The application's folder; needed unless --kafka is.")
     return folder(kafka_option(command))
 
 
 def check_place(folder: Path | None, kafka: str | None) -> None:
-    """Some journal must be named."""
+    """UsageError unless a journal is named."""
     if folder is None and kafka is None:
         raise click.UsageError("Missing option '--dir', or '--kafka'.")
 
 
 def address_of(folder: Path | None, kafka: str | None) -> str | None:
-    """The address of the journal that is named, if it is on Kafka: as such, or by the folder whose journal it is."""
+    """The Kafka address of the named journal, given directly or recorded in the folder; None for a journal on files."""
     from stateside.core.layout import Layout
     from stateside.journal.kafka.topic_folder import address_in
 
@@ -47,13 +47,13 @@ def address_of(folder: Path | None, kafka: str | None) -> str | None:
 
 
 def beside(folder: Path, topic: Topic, what: str) -> Path:
-    """Where something of a topic's is kept in an application's folder."""
+    """The place of a topic's files in an application's folder."""
     return folder / "kafka" / topic.name / what
 
 
 @contextmanager
 def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
-    """The views of a journal on Kafka; without a folder there are none, and queries read the topic itself."""
+    """The indexes of a journal on Kafka; without a folder they are empty, and queries read the topic itself."""
     from stateside.journal.kafka import KafkaJournal
     from stateside.journal.kafka.topic import topic_at
     from stateside.journal.queries import QueryViews
@@ -66,7 +66,6 @@ def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
 
 
 def kafka_journal(kafka: str) -> KafkaJournal:
-    """The journal at this address."""
     from stateside.journal.kafka import KafkaJournal
     from stateside.journal.kafka.topic import topic_at
 
@@ -75,7 +74,7 @@ def kafka_journal(kafka: str) -> KafkaJournal:
 
 @contextmanager
 def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
-    """What can be asked of a journal on Kafka."""
+    """Queries over a journal on Kafka."""
     from stateside.journal.queries import Queries
 
     with kafka_views(folder, kafka) as views:
@@ -83,7 +82,7 @@ def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
 
 
 def kafka_statistics(kafka: str) -> dict[str, Any]:
-    """What `stat` tells of a journal on Kafka. Offsets are more than events: transactions take some, too."""
+    """The output of `stat` for a journal on Kafka. Offsets exceed events, because transactions take offsets too."""
     with kafka_journal(kafka) as journal:
         begin, end = journal.begin(), journal.end()
         return {
@@ -105,12 +104,11 @@ def kafka_statistics(kafka: str) -> dict[str, Any]:
 def create(address: str, partitions: int, settings: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     """Create the topic of a new journal on Kafka, like kafka://localhost:9092/orders.
 
-    It keeps its events for ever, unless a setting says otherwise. An entity keeps its partition for good, so their
-    number cannot be changed later: as many as there will be processes that write, or tasks that read, at a time.
-    Billing needs one order of all events, and so one partition.
+    Events are kept for ever, unless a setting says otherwise. An entity keeps its partition for good, so the number of
+    partitions cannot be changed later: choose the number of processes that will write, or tasks that will read, at a
+    time. Billing needs one order of all events, and so one partition.
 
-    With --dir, a topic that is there already is taken as it is, so that the same command may be given again, and on
-    other machines.
+    With --dir an existing topic is accepted, so the same command may be repeated, also on other machines.
     """
     from stateside.core.layout import Layout
     from stateside.journal.kafka import create_topic
@@ -142,7 +140,7 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
 
 @click.group()
 def dev() -> None:
-    """Start parts that an application needs, on this machine, to try things."""
+    """Start local parts that an application needs, to try things."""
 
 
 @dev.command(name="kafka")
@@ -151,9 +149,9 @@ def dev() -> None:
 @click.option("--topic", help="Create a journal of this name, unless it is there.")
 @click.option("--partitions", default=1, show_default=True, type=click.IntRange(1), help="Of that journal.")
 def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitions: int) -> None:
-    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine alone. The first time fetches its jars.
+    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine only. The first time fetches its jars.
 
-    If it ends by itself, so does this command, and says why.
+    If the broker ends by itself, so does the command, with the reason.
     """
     from stateside.testbed.broker import Broker
 
@@ -174,7 +172,7 @@ def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitio
 
 
 def _watch(broker: Broker) -> None:
-    """Until Ctrl-C; SetupError if the broker ends by itself."""
+    """Wait for Ctrl-C; SetupError if the broker ends by itself."""
     while broker.runs():
         time.sleep(_LOOK_S)
     raise SetupError(

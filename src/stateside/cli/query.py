@@ -1,4 +1,4 @@
-"""Commands that ask servers: rows, scans, changes, SQL, sums, rollups; which views there are, and who has a key."""
+"""Commands that query servers: rows, scans, changes, SQL, sums, rollups, views, and the location of a key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stateside.cli.tables import show_answer, show_change, show_document, show_j
 if TYPE_CHECKING:
     from stateside.serving.clients import Client
 
-UNREACHED_S: Final = 0.5  # people want to know soon that nobody is there
-ROWS_SHOWN: Final = 100  # of a scan, unless more are asked for
+UNREACHED_S: Final = 0.5  # people should learn soon that no server answers
+ROWS_SHOWN: Final = 100  # default of a scan
 
 
 URL = click.option(
@@ -30,7 +30,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="For machines: the a
 
 
 def floored(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of every command that asks for what has a stamp."""
+    """The flags of every command with a stamped answer."""
     for option in (
         click.option("--wait-ms", type=click.IntRange(0), help="Wait so long for that; 5,000 by default."),
         click.option("--max-age-ms", type=click.IntRange(0), help="Only if the answer is no older than this."),
@@ -47,14 +47,14 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def client_of(url: str | Sequence[str]) -> Client:
-    """A client of these servers, with the token that the environment has for them."""
+    """A client of these servers, with the token from the environment."""
     from stateside.serving.clients import Client
 
     return Client(url, token=os.environ.get(TOKEN_VARIABLE), unreached_s=UNREACHED_S)
 
 
 def floor_of(min_position: str | None, floor: dict[str, int | None]) -> dict[str, Any]:
-    """The floor that the flags ask for, as a client takes it."""
+    """The floor from the flags, as keyword arguments of a client."""
     from stateside.core.positions import Position
 
     position = {} if min_position is None else {"min_position": Position.parse(min_position)}
@@ -66,10 +66,10 @@ def floor_of(min_position: str | None, floor: dict[str, int | None]) -> dict[str
 @click.option("--as-of", type=click.IntRange(0), metavar="BATCH", help="As of this batch, out of the history.")
 @asking
 def get(path: str, url: Sequence[str], as_json: bool, min_position: str | None, **floor: int | None) -> None:
-    """Ask for a view's rows by key, or by the first parts of one: VIEW/PART/PART…
+    """Get a view's rows by key, or by the first parts of a key: VIEW/PART/PART…
 
-    With a floor (the options) it waits until the answer is as fresh as you ask, and never gives less: `--min-position`
-    with an append's receipt reads your own event.
+    With a floor (the options) the command waits until the answer is fresh enough, and never returns an older one:
+    `--min-position` with an append's receipt reads your own event.
     """
     view, *key = path.split("/")
     with client_of(url) as client:
@@ -95,9 +95,9 @@ def scan(
     min_position: str | None,
     **floor: int | None,
 ) -> None:
-    """Scan a view's rows, or those whose key begins with these parts: VIEW or VIEW/PART/PART…
+    """Scan a view's rows, or the rows whose key begins with these parts: VIEW or VIEW/PART/PART…
 
-    All of them are of one batch, in the order of their keys or of a column. With --json each page is a line.
+    All rows are of one batch, in the order of their keys or of a column. With --json each page is a line.
     """
     view, *key = path.split("/")
     shown = columns.split(",") if columns else None
@@ -123,9 +123,9 @@ def scan(
 def watch(
     path: str, rollup: str | None, after: str | None, count: int | None, url: Sequence[str], as_json: bool
 ) -> None:
-    """Watch the rows of a key, of all keys that begin with these parts, or of a view: VIEW/PART/PART…
+    """Subscribe to the rows of a key, of all keys with these first parts, or of a view: VIEW/PART/PART…
 
-    First come the rows as they are, then what every batch changes. Connections that break are made anew.
+    Prints the present rows first, then the changes of every batch. Broken connections are restored.
     """
     view, *key = path.split("/")
     by = None if rollup is None else [name for name in rollup.split(",") if name]
@@ -151,7 +151,7 @@ def sql(
     url: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Ask with SQL, over the views and the archive: one STATEMENT, one snapshot."""
+    """Run one SQL STATEMENT over the views and the archive, on one snapshot."""
     with client_of(url) as client:
         answer = client.sql(statement, parameters, rows_max=rows_max, timeout_ms=timeout_ms)
     if as_json:
@@ -164,7 +164,7 @@ def sql(
 @URL
 @JSON
 def views(url: Sequence[str], as_json: bool) -> None:
-    """List the views that are served, each with the state of its job."""
+    """List the served views, each with the state of its job."""
     with client_of(url) as client:
         found = client.views()
     show_document({"views": found}, found, as_json)
@@ -175,7 +175,7 @@ def views(url: Sequence[str], as_json: bool) -> None:
 @URL
 @JSON
 def locate(path: str, url: Sequence[str], as_json: bool) -> None:
-    """Ask which servers have a key: VIEW/PART…"""
+    """Show the servers that hold a key: VIEW/PART…"""
     view, *key = path.split("/")
     with client_of(url) as client:
         found = client.locate(view, *key)
@@ -198,10 +198,10 @@ def sum_(
     min_position: str | None,
     **floor: int | None,
 ) -> None:
-    """Add up a range of a windowed view's buckets: VIEW/PART…, the key's parts before the window.
+    """Sum a range of a windowed view's buckets: VIEW/PART…, the key's parts before the window.
 
-    The state holds each event once, in its bucket; this is how a sliding window is asked for. Times lie on the buckets'
-    borders; any other is refused, never moved.
+    The state holds each event once, in its bucket; a sum over buckets is a sliding window. Times must lie on bucket
+    boundaries; any other time is refused, never rounded.
     """
     view, *key = path.split("/")
     with client_of(url) as client:
@@ -225,10 +225,11 @@ def rollup(
     min_position: str | None,
     **floor: int | None,
 ) -> None:
-    """Ask for a view's rows added up by some of its key's columns: VIEW COLUMN,COLUMN… PART/PART…
+    """Get a view's rows added up by some of its key's columns: VIEW COLUMN,COLUMN… PART/PART…
 
-    The view declares which: with rollups=[["country"]] there is `stateside rollup spending country`, a row for each
-    country, and `stateside rollup spending country de`. With rollups=[[]] VIEW alone asks for the total of all rows.
+    The view declares its rollups: with rollups=[["country"]] there is `stateside rollup spending country`, a row for
+    each country, and `stateside rollup spending country de`. With rollups=[[]] VIEW alone returns the total of all
+    rows.
     """
     by, parts = (text.split(separator) if text else [] for text, separator in ((columns, ","), (key, "/")))
     with client_of(url) as client:

@@ -1,4 +1,4 @@
-"""`stateside savepoint`: a view's checkpoint as it was after one batch."""
+"""`stateside savepoint`: a view's checkpoint as of one batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
 def savepoint() -> None:
     """Take, list and restore savepoints: the state of a job after one batch.
 
-    Taking one is safe while the job runs. A savepoint is a folder in DIR/views/VIEW/savepoints; delete it when you do
-    not need it any more: as long as it is there, the journal's retention keeps what comes after it.
+    Taking a savepoint is safe while the job runs. A savepoint is a folder in DIR/views/VIEW/savepoints. Delete the
+    folder when you no longer need it: until then the journal's retention keeps all events after the savepoint.
     """
 
 
@@ -34,7 +34,7 @@ def savepoint() -> None:
 @_VIEW
 @_JSON
 def take_(folder: Path, name: str | None, as_json: bool) -> None:
-    """Take one of the newest finished batch. The job goes on meanwhile, and waits for nothing."""
+    """Take a savepoint of the newest finished batch. The job continues without waiting."""
     from stateside.core.clock import SystemClock
     from stateside.views.savepoint import take
 
@@ -46,7 +46,7 @@ def take_(folder: Path, name: str | None, as_json: bool) -> None:
 @_VIEW
 @_JSON
 def list_(folder: Path, name: str | None, as_json: bool) -> None:
-    """List them, oldest first."""
+    """List savepoints, oldest first."""
     from stateside.views.savepoint import savepoints
 
     _show(savepoints(_view(folder, name), lambda damaged: click.echo(str(damaged), err=True)), as_json)
@@ -58,10 +58,10 @@ def list_(folder: Path, name: str | None, as_json: bool) -> None:
 @_VIEW
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def restore_(savepoint_name: str, folder: Path, name: str | None, yes: bool) -> None:
-    """Let the job begin again from the savepoint NAME, at its next start. It must be stopped.
+    """Restart the job from the savepoint NAME, at its next start. The job must be stopped.
 
-    Billing's documents stay right: the sink knows by the journal's position what they have. Other sinks know batches by
-    their numbers, and the numbers come again: empty them first, or see that nothing of theirs is needed twice.
+    Billing's documents stay correct: billing's sink knows their journal position. Other sinks recognise batches by
+    number, and the numbers come again: empty those sinks first, or make sure that no row is needed twice.
     """
     from stateside.core.clock import SystemClock
     from stateside.core.layout import Layout

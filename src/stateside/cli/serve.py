@@ -1,7 +1,4 @@
-"""`stateside serve`: an application's views, or those of any query's checkpoint.
-
-Progress bars on the terminal.
-"""
+"""`stateside serve`: serves an application's views, or the views of any query's checkpoint. Also progress bars."""
 
 from __future__ import annotations
 
@@ -56,17 +53,17 @@ def serve(
 ) -> None:
     """Serve views over HTTP, until Ctrl-C or SIGTERM.
 
-    With --dir alone it serves an application's views. With CHECKPOINT, a path or a URI, it serves the state of any
-    Structured Streaming query, whoever wrote it, while it runs or after: the query needs no change, and nothing is ever
-    written to its checkpoint. Replicas lie in --dir, or in a folder of this user's that is printed.
+    With --dir alone the server serves an application's views. With CHECKPOINT, a path or a URI, it serves the state of
+    any Structured Streaming query, running or ended: the query needs no change, and nothing is ever written to its
+    checkpoint. Replicas lie in --dir, or in a folder of the user, which is printed.
 
-    It follows Spark's checkpoints and needs neither Spark nor Java; it answers while the job is down. With --share 1/4
-    it holds one of four shares of the keys, by their first column; all four together hold every row once. Give these
-    servers one --announce folder: clients then find which of them has a key.
+    The server follows Spark's checkpoints without Spark or Java, and answers while the job is down. With --share 1/4 it
+    holds one of four shards of the keys, by their first column; all four together hold every row once. Give all shards
+    one --announce folder, so that clients find the server of a key.
 
-    On this machine alone access is open, unless the folder has tokens (`stateside token`). On any other --address, such
-    as 0.0.0.0, it must have some, and --certificate with --key. --rate and --running are for each holder of a token, or
-    for each address where there is none, and for each of the --workers.
+    On this machine access is open, unless the folder has tokens (`stateside token`). Any other --address, such as
+    0.0.0.0, requires tokens, and --certificate with --key. --rate and --running apply to each principal (the holder of
+    a token), or to each client address without tokens, and to each of the --workers.
     """
     from stateside.core.layout import Layout
     from stateside.core.processes import free_port
@@ -141,7 +138,7 @@ def _serve_checkpoint(
 
 
 def _url(where: Mapping[str, Any]) -> str:
-    """Where the server listens, as a URL."""
+    """The server's URL."""
     scheme = "http" if where["certificate"] is None else "https"
     address = where["address"]
     return f"{scheme}://{f'[{address}]' if ':' in address else address}:{where['port']}"
@@ -149,9 +146,9 @@ def _url(where: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """How each view is followed: the share of its keys, and the bars that show people how far a load is.
+    """Arguments for following views: the shard of the keys, progress bars of a bootstrap, and the start message.
 
-    And the lines that people are told once the server listens, not before.
+    The start message is printed once the server listens, not before.
     """
     from rich.console import Console
 
@@ -172,7 +169,7 @@ def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that shows people how much is done, of how much; nothing where nobody looks."""
+    """A progress bar for people; without a terminal, nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

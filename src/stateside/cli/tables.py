@@ -14,15 +14,15 @@ from stateside.core.clock import age_text
 if TYPE_CHECKING:
     from stateside.serving.clients import Answer, Change, Stamp
 
-MICROS: Final = "_micros"  # ends the names of columns with amounts, which people read in whole units
-MILLISECONDS: Final = "_ms"  # the same of times that a server tells of itself
-_PIPE_CHARS = 100_000  # into a pipe nothing is cut off or wrapped
+MICROS: Final = "_micros"  # suffix of amount columns, shown in whole units
+MILLISECONDS: Final = "_ms"  # suffix of durations in a server's own rows
+_PIPE_CHARS = 100_000  # wide enough that nothing is cut or wrapped in a pipe
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _DECIMALS_MIN = 2
 
 
 def show_answer(answer: Answer, as_json: bool) -> None:
-    """A stamped answer."""
+    """Show a stamped answer."""
     if as_json:
         show_json(answer.document)
         return
@@ -36,14 +36,14 @@ def show_answer(answer: Answer, as_json: bool) -> None:
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], stamps: Sequence[Stamp]) -> None:
-    """Rows as a table, and under it what they are rows of."""
+    """Show rows as a table, and their stamps below."""
     _show_table(rows)
     for line in dict.fromkeys(_stamped(stamp) for stamp in stamps):
         click.secho(line, dim=True)
 
 
 def show_change(change: Change, as_json: bool) -> None:
-    """What a watch tells."""
+    """Show a change from a subscription."""
     if as_json:
         stamp = None if change.stamp is None else change.stamp.as_dict()
         told = {"kind": change.kind, "id": change.id, "stamp": stamp, "rows": change.rows, "removed": change.removed}
@@ -59,12 +59,12 @@ def show_change(change: Change, as_json: bool) -> None:
 
 
 def show_document(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A document that a server gives of itself, of which people want these rows."""
+    """Show a document about the server itself: for people, these rows."""
     show_json(document) if as_json else _show_table([_for_people(row) for row in rows])
 
 
 def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a server's own: `age_ms` as an age, a list of names as names."""
+    """A server's row for people: `age_ms` as an age, a list of names as names."""
     shown = {}
     for name, value in row.items():
         if name.endswith(MILLISECONDS):
@@ -75,7 +75,7 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_json(document: Any, *, lines: bool = False) -> None:
-    """A document as JSON; with `lines` in one line."""
+    """Print a document as JSON; with `lines` in one line."""
     click.echo(json.dumps(document, indent=None if lines else 2, ensure_ascii=False))
 
 
@@ -114,7 +114,7 @@ def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _plain(text: str) -> Any:
-    """A text that means nothing to rich, whatever brackets it has."""
+    """A text without rich's markup, whatever brackets it has."""
     from rich.text import Text
 
     return Text(text)
@@ -127,7 +127,7 @@ def _amount(micros: int) -> str:
 
 
 def _stamped(stamp: Stamp) -> str:
-    """What an answer is an answer of, in a line."""
+    """The stamp in a line."""
     share = "" if stamp.share is None else f", share {stamp.share}"
     source = "" if stamp.source == "live" else f", {stamp.source}"
     return f"{stamp.view}, batch {stamp.batch}{share}{source}, position {stamp.position}, {age_text(stamp.age_ms)} old"

@@ -1,4 +1,4 @@
-"""`stateside token`: who may ask a server what."""
+"""`stateside token`: access to a server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ROLES = ("read", "sql", "append", "operator")
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke the tokens that a server lets in, and rotate the keys that sign them.
+    """Create, list and revoke a server's access tokens, and rotate the keys that sign them.
 
-    Without any a server listens on this machine alone, and everybody on it reaches everything. With the first one each
-    request needs a token, in the header `Authorization: Bearer TOKEN`; our own commands take it from the environment
-    variable STATESIDE_TOKEN. A running server takes all changes up at its next request.
+    Without tokens a server listens on this machine only, and every local user reaches everything. From the first token
+    on each request needs a token in the header `Authorization: Bearer TOKEN`; the stateside commands read it from the
+    environment variable STATESIDE_TOKEN. A running server applies all changes at its next request.
     """
 
 
@@ -54,13 +54,13 @@ def create(
     types: Sequence[str],
     expires: str,
 ) -> None:
-    """Make a token for NAME and print it, this once.
+    """Create a token for NAME and print it, this once.
 
-    read: rows, changes, bills and documents; sql: statements; append: events; operator: everything. A view that does
-    not have a column of --where is refused. Several tokens may have one name, that of their holder.
+    read: rows, changes, bills and documents; sql: statements; append: events; operator: everything. A view without a
+    column of --where is refused. Several tokens may have the same name, that of their principal.
 
-    A scoped token (--customer, --where, --view, --entity) with the role append needs --type: it appends events of those
-    types alone, about its --entity, by default its --customer, with ids like @ENTITY/NAME. Its positions are opaque.
+    A scoped token (--customer, --where, --view, --entity) with the role append needs --type: it appends only events of
+    these types, about its --entity, by default its --customer, with ids like @ENTITY/NAME. Its positions are opaque.
     """
     from stateside.serving.access.tokens import parse_life_s
 
@@ -84,7 +84,7 @@ def create(
 @_DIR
 @_JSON
 def list_(folder: Path, as_json: bool) -> None:
-    """List the tokens that are valid: name, roles, scope, end, id. The tokens themselves are kept nowhere."""
+    """List the valid tokens: name, roles, scope, end, id. The tokens themselves are not stored."""
     from dataclasses import asdict
 
     tokens = _issuer(folder).tokens()
@@ -102,7 +102,7 @@ def list_(folder: Path, as_json: bool) -> None:
 @_DIR
 @click.option("--id", "id_", metavar="ID", help="Only the one with this id, as the list has it.")
 def revoke(name: str, folder: Path, id_: str | None) -> None:
-    """Let the tokens of NAME be valid no longer. A running server refuses them from its next request on."""
+    """Revoke the tokens of NAME. A running server refuses revoked tokens from its next request on."""
     count = _issuer(folder).revoke(name, id_)
     click.echo(f"{count} token{'s' if count > 1 else ''} of {name!r} revoked.", err=True)
 
@@ -110,7 +110,7 @@ def revoke(name: str, folder: Path, id_: str | None) -> None:
 @token.command()
 @_DIR
 def rotate(folder: Path) -> None:
-    """Make a new key, which signs from now on. What older keys have signed stays valid until they are retired."""
+    """Create a new key for signing. Tokens signed by older keys stay valid until those keys are retired."""
     key = _issuer(folder).rotate()
     click.echo(f"The key {key.kid} signs from now on.", err=True)
 
@@ -119,7 +119,7 @@ def rotate(folder: Path) -> None:
 @_DIR
 @_JSON
 def keys(folder: Path, as_json: bool) -> None:
-    """List the keys by their ids, oldest first: when they were made, and how many valid tokens they have signed."""
+    """List the keys by id, oldest first, with their creation time and number of valid tokens."""
     found = _issuer(folder).listed_keys()
     if as_json:
         shown = [{"kid": key.kid, "made": key.made, "tokens": count} for key, count in found]
@@ -133,7 +133,7 @@ def keys(folder: Path, as_json: bool) -> None:
 @click.argument("kid")
 @_DIR
 def retire(kid: str, folder: Path) -> None:
-    """Remove the old key KID. The tokens that it signed are valid no longer."""
+    """Remove the old key KID. The tokens signed with KID become invalid."""
     _issuer(folder).retire(kid)
     click.echo(f"The key {kid} is retired.", err=True)
 
@@ -146,7 +146,7 @@ def _issuer(folder: Path) -> Issuer:
 
 
 def _parse_where(texts: Sequence[str]) -> dict[str, str]:
-    """The columns and their values; RequestInvalid for a column without one, or with two."""
+    """The columns and their values; RequestInvalid for a column without a value, or with two."""
     pairs = [text.partition("=") for text in texts]
     for column, equals, _ in pairs:
         if not column or not equals:
@@ -162,7 +162,7 @@ def _described(issued: IssuedToken) -> str:
 
 
 def _scope(issued: IssuedToken) -> str:
-    """What it reaches, in words."""
+    """The scope in words."""
     where = " ".join(f"{column}={value}" for column, value in issued.where.items())
     views = "" if issued.views is None else f"views {','.join(issued.views)}"
     limits = {name: names for name, names in (issued.appends or {}).items() if names is not None}

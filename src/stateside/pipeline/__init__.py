@@ -1,4 +1,4 @@
-"""The thin PySpark edge: session, the journal as a source, views and their catalogue, the runner, sinks.
+"""The PySpark edge: session, sources, views and their catalogue, runner, sinks.
 
-This package imports nothing by itself, so that `java` and `jars` can be used where Spark is not installed yet.
+The package itself imports nothing, so `java` and `jars` work where Spark is not installed yet.
 """

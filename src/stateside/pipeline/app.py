@@ -1,4 +1,4 @@
-"""Applications: views declared in PySpark, a function each.
+"""Applications: views declared in PySpark, one function each.
 
     app = App("shop", fields="country string, amount_micros long")
 
@@ -10,17 +10,15 @@
     def confirm(events):
         return events.where("type = 'paid'").select("entity", F.lit("confirmed").alias("type"), "time")
 
-A *view* keeps state that is served by key; a *reaction* keeps none that is served, its rows go to a sink. Declaring
-costs nothing: Spark is first imported when the application runs.
+A *view* keeps state that is served by key; a *reaction* serves no state, and its rows go to a sink. A declaration costs
+nothing: Spark is first imported when the application runs. A function with a second parameter without a default gets
+the application's `Layout`, with the paths of the journal and the views' files.
 
-A function that takes a second parameter, without a default, is given the application's `Layout` there, which says where
-the journal and the views' files lie.
+Views may also be SQL text:
 
-Views as SQL text.
-
-@app.view(key=["customer"])
-def spending(events):
-    return stateside.sql("select customer, sum(amount) as total from events group by customer", events=events)
+    @app.view(key=["customer"])
+    def spending(events):
+        return stateside.sql("select customer, sum(amount) as total from events group by customer", events=events)
 """
 
 from __future__ import annotations
@@ -50,16 +48,16 @@ _NO_SPARK_YET = (
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
-Rows = Literal["closed", "changed"]  # what of a view goes to its sink: rows that left the state, or rows that changed
+Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A declared view, or a reaction: what it reads, the function that folds it, how it is asked, where rows go.
+    """A declared view or reaction: source, function, key, and sink.
 
-    A reaction has no `key`, and nothing of it is served. `state` names the state variable that is served of a
-    `transformWithState`. `archive` names the table that closed rows go to. `rollups` names the columns of coarser keys.
-    `computed` columns are made by readers; neither the function nor the sink has them.
+    A reaction has no `key`, and is not served. `state` names the served state variable of a `transformWithState`.
+    `archive` names the table of closed rows. `rollups` names the columns of coarser keys. `computed` columns are made
+    by readers; neither the function nor the sink has them.
     """
 
     name: str
@@ -75,7 +73,7 @@ class View:
     computed: tuple[Computed, ...] = ()
 
     def query(self, events: DataFrame, layout: Layout) -> DataFrame:
-        """What the function makes of the events; it is given the layout too if it takes a second parameter."""
+        """Apply the function to the events, with the layout for a second parameter."""
         given: tuple[Any, ...] = (events, layout) if _takes_layout(self.function) else (events,)
         return self.function(*given)
 
@@ -83,8 +81,8 @@ class View:
 class App:
     """Several views, each a streaming query with its own checkpoint, over one journal or over sources of their own.
 
-    `fields` names the payload's fields that the views use, with types (DDL). `settings` are the application's own (see
-    docs/settings.md); a file and flags come after them.
+    `fields` names the payload fields that the views use, with types (DDL). `settings` are the application's own (see
+    docs/settings.md); a file and flags override them.
     """
 
     def __init__(
@@ -110,22 +108,22 @@ class App:
         guarantee: Guarantee = "exactly-once",
         archive: str | None = None,
     ) -> Callable[[Declared], Declared]:
-        """Declare the decorated function as a view of its own name.
+        """Declare the decorated function as a view, by default under its own name.
 
         `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
-        `closed` ones, once the watermark has passed them and they leave the state, or `changed` ones, batch by batch.
-        With an `archive` closed rows go, once, to the Delta table of that name, with the batch that closed them.
+        `closed` rows, once the watermark has passed them and they leave the state, or `changed` rows, batch by batch.
+        With an `archive` closed rows go, once, to the Delta table of this name, with the batch that closed them.
 
-        Each of the `rollups` has some of the key's columns, in the order that readers ask by: for these the view's rows
-        are added up, in every snapshot exactly; [] is the total of all rows. Rollups have the counts, sums and averages
-        of the view; its other columns cannot be taken away again when a row changes, and are left out. Rollups may be
+        Each of the `rollups` has some of the key's columns, in the order that readers ask by: the view's rows are added
+        up by these columns, exactly in every snapshot; [] is the total of all rows. Rollups have the counts, sums and
+        averages of the view; other columns cannot be subtracted when a row changes, and are left out. Rollups may be
         changed on an old folder.
 
-        Each of the `computed` columns is a long that readers make of the column `of`, a count or a sum of longs, by the
-        steps that `views/VIEW/steps.json` has for the texts of the key's columns `by` (see `checkpoint.computed`). They
-        stand in rows and in rollups, and may be changed on an old folder too. The view's sink is given the rows as
-        Spark has them, without these columns, and applies the table itself; it also writes the table, each entry
-        before it returns from the first batch that needs it (`checkpoint.steps.extend_steps`).
+        Each of the `computed` columns is a long that readers compute from the column `of`, a count or a sum of longs,
+        by the steps in `views/VIEW/steps.json` for the texts of the key columns `by` (see `views.computed`). Computed
+        columns appear in rows and rollups, and may be changed on an old folder too. The view's sink gets the rows as
+        Spark has them, without computed columns, and applies the table itself; the sink also writes the table, each
+        entry before it returns from the first batch that needs the entry (`views.computed.extend_steps`).
         """
 
         def declare(function: Declared) -> Declared:
@@ -145,9 +143,9 @@ class App:
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
     ) -> Callable[[Declared], Declared]:
-        """Declare the decorated function as a reaction: its rows go to the sink, and nothing of it is served.
+        """Declare the decorated function as a reaction: its rows go to the sink, and nothing is served.
 
-        Of a query without aggregation every row is `closed` at once.
+        Without an aggregation every row is `closed` at once.
         """
 
         def declare(function: Declared) -> Declared:
@@ -159,7 +157,7 @@ class App:
         return declare
 
     def source_of(self, view: View) -> Source:
-        """What the view reads: its own source, or the application's."""
+        """The view's own source, or the application's."""
         return view.source or self.source
 
     def _add(self, view: View) -> None:
@@ -190,10 +188,10 @@ class App:
 
 
 def _takes_layout(function: Function) -> bool:
-    """Whether the function has a second parameter that must be given."""
+    """Whether the function has a second positional parameter without a default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # one that is not written in Python does not tell
+    except ValueError:  # not written in Python: no signature
         return False
     places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return len(places) > 1 and places[1].default is inspect.Parameter.empty
@@ -220,9 +218,9 @@ def load(target: str) -> App:
 
 
 def sql(text: str, **frames: DataFrame) -> DataFrame:
-    """The DataFrame that this SQL text means, over the given frames by their names.
+    """The DataFrame of this SQL text over the given frames, by name.
 
-    Names are resolved now; nothing of them is left behind in the session.
+    Names are resolved now, and leave nothing in the session.
     """
     assert frames, "give at least one frame by name: sql(text, events=events)"
     session = next(iter(frames.values())).sparkSession

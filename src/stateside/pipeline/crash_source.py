@@ -1,4 +1,4 @@
-"""The journal as a source with crash markers, for `stateside.testing`."""
+"""The journal source with crash markers, for `stateside.testing`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CRASH_TYPE = "stateside.testing.crash"
 
 
 class CrashingReader(JournalStreamReader):
-    """Fails a task that reads a marker for the first time; afterwards it leaves markers out."""
+    """Fails the first task that reads a marker, and drops markers afterwards."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one task's share, without markers."""
+        """The rows of one task, without markers."""
         for batch in super().read(partition):
             marked = pc.equal(batch.column("type"), CRASH_TYPE)
             for marker in batch.filter(marked).column("id").to_pylist():
@@ -29,7 +29,7 @@ class CrashingReader(JournalStreamReader):
             yield batch.filter(pc.invert(marked))
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Whatever types and tags are read, markers are."""
+        """Markers are read whatever types and tags the query selects."""
         wanted = super()._wanted(batch)
         return None if wanted is None else pc.or_(wanted, pc.equal(batch.column("type"), CRASH_TYPE))
 
@@ -45,8 +45,7 @@ class CrashingReader(JournalStreamReader):
 
 
 class CrashingSource(JournalSource):
-    """Registered in place of the journal's source, under its name."""
+    """Registered under the journal source's name, in its place."""
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:  # noqa: N802
-        """The same reader, with an eye on markers."""
         return CrashingReader(schema, self.options)

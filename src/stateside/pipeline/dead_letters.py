@@ -1,21 +1,21 @@
-"""Dead letters: events that do not reach a view, kept with the reason.
+"""Dead letters: events that do not reach a view, stored with the reason.
 
 | reason | |
 |---|---|
 | `malformed` | a message on Kafka that is no event, or not exactly one JSON object |
 | `mismatch` | a payload that does not fit the declared fields (`journal.payload`) |
-| `future-dated` | a time more than `future_s_max` beyond the append time: it would move the watermark there |
+| `future-dated` | a time more than `future_s_max` beyond the append time; it would move the watermark there |
 
-Whether an event is one depends on the event, its append time and the declaration alone, so a batch that is run again
-refuses the same ones. How each is stored once:
+The verdict depends only on the event, its append time and the declaration, so a repeated batch refuses the same events.
+Each dead letter is stored once:
 
 1. The task that reads an event refuses it, before the view's function and so before any watermark sees its time. The
-   task writes what it refused to files in `views/VIEW/refused/`, and fails if it cannot.
+   task writes the refused events to files in `views/VIEW/refused/`, and fails if it cannot.
 2. Spark commits the batch.
-3. The driver puts the letters of the files up to the batch's end into the table `dead_letters`, unless the table has
-   their key (view, partition, offset) already.
-4. It deletes the files. A crash between two steps leaves files for the next look; a start deletes those that lie
-   beyond the last commit, as their batch is run again.
+3. The driver inserts the letters of all files up to the batch's end into the table `dead_letters`, unless the table
+   already has their key (view, partition, offset).
+4. The driver deletes the files. A crash between two steps leaves files for the next pass; a start deletes files beyond
+   the last commit, because their batch is run again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MALFORMED: Final = "malformed"
 MISMATCH: Final = "mismatch"
 FUTURE_DATED: Final = "future-dated"
-FILE_LETTERS_MAX: Final = 10_000  # more of one task go into a second file: some 10 MB
+FILE_LETTERS_MAX: Final = 10_000  # about 10 MB; a task with more letters writes further files
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 LETTERS: Final = pa.schema(
@@ -63,7 +63,7 @@ LETTERS: Final = pa.schema(
         ("type", pa.string()),
         ("time", _TIME),
         ("appended", _TIME),
-        pa.field("event", pa.string()),  # as a line of JSON (`journal.lines`); of a message on Kafka its value
+        pa.field("event", pa.string()),  # as a line of JSON (`journal.json_lines`), or the value of a Kafka message
     ]
 )
 TABLE: Final = "dead_letters"
@@ -76,14 +76,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """Refuses events in the tasks that read them; what is refused goes to the folder."""
+    """Refuses events in the tasks that read them, and writes refused events to `folder`."""
 
     folder: Path
-    future_us_max: int | None  # None: an event may lie as far in the future as it likes
-    times: tuple[str, ...] = ()  # the fields that a watermark is made of (`watermarks`): they may not, either
+    future_us_max: int | None  # None: no limit
+    times: tuple[str, ...] = ()  # fields that feed a watermark (`watermarks`): the same limit applies
 
     def future(self, times: pa.Array, fields: pa.Table, appended: pa.Array) -> dict[int, str]:
-        """The rows whose time, or one of `times`, lies too far beyond their append time, by number; with the detail."""
+        """The rows whose time, or a field in `times`, lies too far beyond the append time: row number to detail."""
         found: dict[int, str] = {}
         if self.future_us_max is None:
             return found
@@ -101,21 +101,21 @@ class Validator:
 
 
 class Refusals:
-    """What one task refuses: gathered, and written by `flush`, which must come before the task ends."""
+    """The events that one task refuses: gathered, then written by `flush`, which must run before the task ends."""
 
     def __init__(self, validator: Validator) -> None:
         self.validator = validator
         self._letters: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, letter: dict[str, Any]) -> None:
-        """One letter, with the columns of LETTERS; those that are missing are null."""
+        """Add one letter with columns of LETTERS; missing columns are null."""
         letters = self._letters.setdefault(letter["partition"], [])
         letters.append(letter)
         if len(letters) >= FILE_LETTERS_MAX:
             self._write(letter["partition"], self._letters.pop(letter["partition"]))
 
     def add_events(self, partition: str, batch: pa.RecordBatch, offsets: Sequence[int], why: Sequence[_Why]) -> None:
-        """Events of the journal, with a reason and a detail each."""
+        """Add events of the journal, with a reason and a detail each."""
         for event, line, offset, (reason, detail) in zip(*_lines(batch), offsets, why, strict=True):
             self.add(
                 {"partition": partition, "offset": offset, "reason": reason, "detail": detail, "id": event.id}
@@ -124,7 +124,7 @@ class Refusals:
             )
 
     def flush(self) -> None:
-        """Write what was refused since the last time."""
+        """Write the letters added since the last flush."""
         for partition, letters in self._letters.items():
             self._write(partition, letters)
         self._letters = {}
@@ -136,14 +136,14 @@ class Refusals:
         with pa.ipc.new_file(output, LETTERS) as writer:
             writer.write_table(table)
         name = f"{quote(partition, safe='')}.{min(offsets):020d}-{max(offsets):020d}.arrow"
-        self.validator.folder.mkdir(exist_ok=True)  # in the view's folder: one that is away is not begun again
+        self.validator.folder.mkdir(exist_ok=True)  # no parents: a view folder that is away stays away
         write_atomically(self.validator.folder / name, output.getvalue().to_pybytes(), make_folder=False)
 
 
 def _lines(batch: pa.RecordBatch) -> tuple[list[Event], list[str]]:
     """The events, and each as a line of JSON that can be stored, whatever was appended (`append_batch`).
 
-    A payload that is no JSON object stands there as a text; half of a surrogate pair, as its escape.
+    A payload that is no JSON object is kept as a text; half of a surrogate pair as its escape.
     """
     payloads: list[str] = batch.column("payload").to_pylist()
     others = {row: text for row, text in enumerate(payloads) if not is_object(text)}
@@ -167,9 +167,9 @@ def passed(
     misfits: Sequence[int],
     fields: pa.Table,
 ) -> pa.Array | None:
-    """Which events of a batch pass the validator, None for all; the others are added to the refusals.
+    """A mask of the events that pass the validator, None for all; the other events are added to the refusals.
 
-    `fields` are those of their payloads, `misfits` the rows whose payloads do not fit them.
+    `fields` are the parsed fields of the payloads, `misfits` the rows whose payloads do not fit `fields`.
     """
     future = refusals.validator.future(batch.column("time"), fields, batch.column("appended"))
     refused = sorted({*misfits, *future})
@@ -188,7 +188,7 @@ def passed(
 
 
 class DeadLetters:
-    """Puts one view's refused events into the application's table (steps 3 and 4). Threads may share it."""
+    """Inserts one view's refused events into the application's table (steps 3 and 4). Thread-safe."""
 
     def __init__(self, layout: Layout, view: str, checkpoint: Checkpoint) -> None:
         self._layout, self._view, self._checkpoint = layout, view, checkpoint
@@ -197,7 +197,7 @@ class DeadLetters:
         self._trouble: str | None = None
 
     def begin(self) -> None:
-        """Before the query starts: store what its committed batches refused, drop what others did."""
+        """Before the query starts: store the letters of committed batches, delete the files of uncommitted ones."""
         committed = self._checkpoint.commits()[-1:]
         if committed:
             self.collect(committed[0])
@@ -208,9 +208,9 @@ class DeadLetters:
                     file.path.unlink(missing_ok=True)
 
     def collect(self, batch: int) -> int:
-        """Store what was refused up to this batch, which is committed; returns how many letters are new.
+        """Store the letters up to this committed batch; returns how many are new.
 
-        Where the table cannot be written, the log is told, and the files wait for the next batch.
+        While the table cannot be written, a warning is logged and the files wait for the next batch.
         """
         with self._lock:
             if not self._files():
@@ -234,7 +234,7 @@ class DeadLetters:
             return 0
         table = self._table()
         stored = 0
-        for file in files:  # one at a time: a flood of bad events fits no driver's memory
+        for file in files:  # one at a time: a flood of bad events would not fit the driver's memory
             stored += self._store(table, file.read())
             file.path.unlink(missing_ok=True)
         opened = table.opened()
@@ -253,7 +253,7 @@ class DeadLetters:
         return table
 
     def _store(self, table: ArchiveTable, letters: pa.Table) -> int:
-        """Each insertion has the next number: what the table has already is known by its key."""
+        """Insert under the next counter value: the table recognises stored letters by their key."""
         name = f"{TABLE}/{self._view}"
         last = table.opened().counter(name)
         views = pa.array([self._view] * letters.num_rows)
@@ -261,7 +261,7 @@ class DeadLetters:
         return table.insert_absent(rows, _KEY, name, 0 if last is None else last + 1)
 
     def _files(self, *, unfinished: bool = False) -> list[_File]:
-        """What tasks have written; with `unfinished` also what killed ones left half-written."""
+        """The files of tasks; with `unfinished` also the half-written files of killed tasks."""
         try:
             paths = sorted(self._places.refused.iterdir())
         except FileNotFoundError:
@@ -271,7 +271,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that a task wrote: refused events of one partition."""
+    """A file written by a task: refused events of one partition."""
 
     path: Path
     partition: str
@@ -292,9 +292,9 @@ class _File:
 
 
 def stored_letters(layout: Layout, view: str | None = None) -> Iterator[dict[str, Any]]:
-    """The dead letters of an application's folder, of one view or of all, in the order of their positions.
+    """The dead letters of an application's folder, of one view or of all, in order of position.
 
-    RequestInvalid in a folder whose table is billing's, which has rules and a command of its own.
+    RequestInvalid in a folder whose table is billing's: billing has its own rules and command.
     """
     from deltalake import DeltaTable
 
@@ -314,7 +314,6 @@ def stored_letters(layout: Layout, view: str | None = None) -> Iterator[dict[str
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is one JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

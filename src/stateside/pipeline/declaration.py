@@ -1,12 +1,12 @@
-"""What a view was declared as, kept beside its checkpoint: a changed query on old state is refused with the difference.
+"""A view's declaration, kept beside its checkpoint: a changed query on old state is refused with the difference.
 
-    catalogue.json   the view's key and columns. Another one cannot go on with the same state. Only its rollups, its
-                     computed columns and its archive may change, of which the state knows nothing; the replica makes
-                     its rollups anew then.
-    plan.txt         the whole plan. If only this changed, a filter for example, the state fits; but it was folded with
-                     the old query, and only the user can say whether that is right (`--accept-changes`).
+    catalogue.json   the view's key and columns. A state cannot continue with another key or columns. Rollups, computed
+                     columns and the archive may change: the state does not contain them, and the replica rebuilds
+                     its rollups.
+    plan.txt         the whole plan. If only the plan changed, a filter for example, the state fits, but was folded
+                     with the old query; only the user can decide whether that is right (`--accept-changes`).
 
-What Spark does not show in a plan, the code inside a Python function, is not compared.
+Code inside a Python function does not appear in a plan, and is not compared.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _NUMBERS = re.compile(
     r"#\d+L?|@[0-9a-f]+| at 0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
-    r"|(?<=CTERelationDef) \d+|(?<=CTERelationRef) \d+"  # counted through the JVM's life
+    r"|(?<=CTERelationDef) \d+|(?<=CTERelationRef) \d+"  # numbered over the JVM's lifetime
 )
-_LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark counts the names of lambdas' arguments through, too
-_SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn anew each time
+_LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark numbers the arguments of lambdas over the process's lifetime
+_SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn again each time
 _DIFFERENCES_MAX = 6
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _ACCEPT = "or go on with the state as it is, folded by the old query: --accept-changes"
@@ -45,7 +45,7 @@ _NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the
 
 
 def payload_fields(app: App) -> dict[str, ViewFields]:
-    """The payload's fields that each view reads from the journal, for `journal.fields`; needs a Spark session."""
+    """The payload fields that each view reads from the journal, for `keep_fields`; needs a Spark session."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StructType
 
@@ -64,7 +64,7 @@ def payload_fields(app: App) -> dict[str, ViewFields]:
 
 
 def plan_text(frame: DataFrame, source: Source) -> str:
-    """The query's plan without what differs from run to run; of the source only what it was declared with."""
+    """The query's plan without parts that differ from run to run; of the source only its declaration."""
     lines = frame._jdf.queryExecution().analyzed().toString().splitlines()
     ours = [line.rstrip() for line in lines if "StreamingRelation" not in line]
     return _stable("\n".join(ours)) + f"\n{_source_text(source)}\n"
@@ -79,7 +79,7 @@ def _stable(text: str) -> str:
 
 
 def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
-    """Write both files, after a `check`."""
+    """`check`, then write both files."""
     check(catalogue, plan, places, accept_changes=accept_changes)
     if catalogue is not None:
         write_atomically(places.catalogue, catalogue.as_json())
@@ -87,7 +87,7 @@ def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_c
 
 
 def check(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
-    """ViewInvalid, with the difference, for a change on a checkpoint that has batches already."""
+    """ViewInvalid, with the difference, for a change on a checkpoint that already has batches."""
     if Checkpoint(Storage.at(places.checkpoint)).commits():
         _check_catalogue(catalogue, places)
         if not accept_changes:
@@ -95,7 +95,7 @@ def check(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_
 
 
 def check_before_spark(app: App, layout: Layout, settings: RunSettings) -> None:
-    """ViewInvalid or SettingInvalid for a change that can be seen without a plan: kind, key, source, partitions."""
+    """ViewInvalid or SettingInvalid for a change that is visible without a plan: kind, key, source, partitions."""
     for view in app.views.values():
         places = layout.view(view.name)
         checkpoint = Checkpoint(Storage.at(places.checkpoint))
@@ -119,7 +119,7 @@ def _check_kind(places: ViewLayout, *, is_view: bool) -> None:
 
 
 def _check_source(source: Source, places: ViewLayout) -> None:
-    """The source is the last line of the plan that was kept."""
+    """Compare with the last line of the stored plan, the source."""
     now = _source_text(source)
     before = places.plan.read_text().splitlines()[-1:] if places.plan.exists() else [now]
     if before != [now]:
@@ -127,7 +127,7 @@ def _check_source(source: Source, places: ViewLayout) -> None:
 
 
 def _check_partitions(places: ViewLayout, plan: Plan, settings: RunSettings) -> None:
-    """Spark takes the number from the checkpoint, whatever it is told."""
+    """Spark takes the number of partitions from the checkpoint and ignores the setting."""
     before = plan.conf.get(_PARTITIONS)
     if "partitions" in settings.given and before not in (None, str(settings.partitions)):
         raise SettingInvalid(

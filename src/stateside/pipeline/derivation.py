@@ -1,22 +1,16 @@
-"""Derives a view's catalogue from its query's plan, or refuses the view with the reason and the way round it.
+"""Derivation of a view's catalogue from its query's plan; a view that cannot be served is refused with a way round.
 
-Spark keeps, for each group, the buffers of its aggregate functions, in the order in which the functions first appear in
-the select list of the optimised plan, equal ones once (pinned in `tests/semantics`). `aggregates` knows which can be
-served. What would have to be computed after the aggregation is refused: the state does not hold it.
+Aggregations: Spark keeps, for each group, the buffers of its aggregate functions, in the order in which the functions
+first appear in the select list of the optimised plan, equal ones once (pinned in `tests/semantics`). `serve` decides
+which aggregates can be served, how each is finalised, and names an alternative for the others. Computation after the
+aggregation is refused: the state does not hold its result.
 
-Derives the catalogue of a view that serves a state variable of a `transformWithState`, or refuses the view.
+State variables of `transformWithState`: a value, a map or a list state; `timers` stands for the timers that the
+processor has registered. The plan has the grouping columns; the variable's own columns are known, and checked, once the
+processor's `init` has run (`views.state_catalogue`). What the query does with the emitted rows does not touch the
+state; only another stateful operator would, because Spark numbers operators from the sink down.
 
-A variable is a value, a map or a list state; `timers` stands for the timers that the processor has registered.
-
-The plan tells the grouping columns; the variable's own columns are known, and checked, once the processor's `init` has
-run: see `checkpoint.variable_catalogue`. What the query does with the rows that come out does not touch the state; only
-another operator with state would, which Spark numbers from the sink down.
-
-Spark's query plans as seen from Python: the few questions that deriving a catalogue asks of them.
-
-Plans and expressions are trees of Scala objects behind py4j; nothing else in Stateside touches them.
-
-Which aggregates can be served, how each is finalised, and what to do instead of the others.
+Plans and expressions are trees of Scala objects reached through py4j.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ _ADVICE = "Let it select named columns, then end in groupBy(…).transformWithSt
 
 
 def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
-    """What the plan tells of how a state variable becomes the view's rows; ViewInvalid if it cannot be one."""
+    """The part of a state variable's catalogue that the plan determines; ViewInvalid if the view cannot be served."""
     transform = _transform(view, frame._jdf.queryExecution().analyzed())
     catalogue = Catalogue(
         application=application,
@@ -64,7 +58,7 @@ def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Ca
 
 
 def _transform(view: View, plan: Any) -> Any:
-    """The `transformWithState` that the query ends in, under nothing but what has no state."""
+    """The `transformWithState` at the query's end, below stateless operators only."""
     while _kind(plan) in _STATELESS:
         plan = plan.child()
     if _kind(plan) != _TRANSFORM:
@@ -104,12 +98,12 @@ TIME_WINDOW, SESSION_WINDOW, WATERMARK_DELAY = "spark.timeWindow", "spark.sessio
 
 
 def analysed_plan(frame: DataFrame) -> Any:
-    """The plan as it was written, with all names resolved."""
+    """The plan as written, with all names resolved."""
     return frame._jdf.queryExecution().analyzed()
 
 
 def optimised_plan(frame: DataFrame) -> Any:
-    """The plan as it will run. The state follows this one: its groups, and its aggregates in the order they have."""
+    """The plan that will run. The state follows this plan: its groups, and its aggregates in order."""
     optimiser = frame.sparkSession._jsparkSession.sessionState().optimizer()
     return optimiser.execute(analysed_plan(frame))
 
@@ -125,31 +119,31 @@ def kind(node: Any) -> str:
 
 
 def type_text(node: Any) -> str:
-    """The type of an expression, as Spark's schemas write it."""
+    """The type of an expression, in the form of Spark's schemas."""
     text = str(node.dataType().json())
     return json.dumps(json.loads(text), sort_keys=True) if text.startswith("{") else text.strip('"')
 
 
 def tree(node: Any) -> Iterator[Any]:
-    """The node and everything below it, parents first."""
+    """The node and all nodes below, parents first."""
     yield node
     for child in sequence(node.children()):
         yield from tree(child)
 
 
 def expression_id(named: Any) -> int:
-    """What tells a column from all others, whatever it is called."""
+    """The identity of a column, independent of its name."""
     return int(named.exprId().id())
 
 
 def metadata(attribute: Any) -> dict[str, Any]:
-    """What is noted on a column: that it is a window, or under which watermark it stands."""
+    """The metadata of a column: window and watermark."""
     noted: dict[str, Any] = json.loads(attribute.metadata().json())
     return noted
 
 
 class Definitions:
-    """What the columns of some plans are made of."""
+    """The defining expressions of the columns in some plans."""
 
     def __init__(self, *plans: Any) -> None:
         self._aliases: dict[int, Any] = {}
@@ -160,7 +154,7 @@ class Definitions:
                         self._aliases.setdefault(expression_id(expression), expression)
 
     def of(self, named: Any) -> Any:
-        """The expression behind a column, through all its renamings; the column itself if nothing is behind it."""
+        """The expression behind a column, through all renamings; the column itself if it has no definition."""
         followed: set[int] = set()
         while kind(named) in ("Alias", "AttributeReference") and expression_id(named) not in followed:
             followed.add(expression_id(named))
@@ -200,14 +194,14 @@ _COMPUTE_LATER = "Serve the parts that it is computed from as columns of their o
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An aggregate that can be served: itself, its finaliser, and whether Spark answers null where it overflows."""
+    """An aggregate that can be served, its finaliser, and whether Spark returns null on overflow."""
 
     aggregate: Any
     finaliser: str
     null_on_overflow: bool = False
 
     def buffers(self) -> list[Any]:
-        """The buffers that Spark keeps for it."""
+        """The buffers that Spark keeps for the aggregate."""
         return sequence(self.aggregate.aggregateFunction().aggBufferAttributes())
 
     def same(self, other: Served) -> bool:
@@ -217,14 +211,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class NotServed:
-    """An expression that cannot be served: why, and what to do instead."""
+    """An expression that cannot be served: the reason and an alternative."""
 
     reason: str
     instead: str
 
 
 def serve(expression: Any) -> Served | NotServed:
-    """How a column's expression, out of the optimised plan, can be served."""
+    """How an expression of the optimised plan can be served."""
     match kind(expression):
         case "AggregateExpression":
             return _aggregate(expression)
@@ -268,7 +262,7 @@ def _unscaled_sum(made: Any) -> Served | NotServed:
 
 
 def _is_average(divided: Any) -> bool:
-    """Whether it is avg(UnscaledValue(x)) / 10^scale: the optimiser's form of an average of small decimals."""
+    """Match avg(UnscaledValue(x)) / 10^scale: the optimiser's form of an average of small decimals."""
     if kind(divided) != "Divide" or kind(divided.left()) != "AggregateExpression":
         return False
     function = divided.left().aggregateFunction()
@@ -287,7 +281,7 @@ def _lenient(mode: Any) -> bool:
     return str(mode.toString()) != "ANSI"
 
 
-SESSION_START = "sessionStartTime"  # what Spark calls the session's start in the state's key
+SESSION_START = "sessionStartTime"  # Spark's name for the session's start in the state's key
 _MICROS_PER_MS = 1_000
 _UNKEYABLE = "Cast it to a string before the groupBy"
 _AFTER = {
@@ -304,7 +298,7 @@ _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithStateInPandas"}
 
 
 def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
-    """How the state of this view's query becomes the view's rows; ViewInvalid if it cannot be told."""
+    """The mapping from the query's state to the view's rows; ViewInvalid if it cannot be derived."""
     if not frame.isStreaming:
         raise _refused(
             view,
@@ -335,7 +329,7 @@ def derive_catalogue(application: str, view: View, frame: DataFrame) -> Catalogu
 
 
 def _aggregation(view: View, plan: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The aggregation that the query ends in, and its result: each column with the output that it shows."""
+    """The aggregation at the query's end, and its result: each column with the aggregation's output."""
     if kind(plan) == "Project" and kind(plan.child()) == "Aggregate" and _only_renames(plan):
         below = plan.child()
         _check_shape(view, below)
@@ -346,7 +340,7 @@ def _aggregation(view: View, plan: Any) -> tuple[Any, list[tuple[Any, Any]]]:
 
 
 def _only_renames(project: Any) -> bool:
-    """Spark leaves such a projection behind where it has taken aggregates apart (as for count_if)."""
+    """Spark leaves such a projection where it has split aggregates (as for count_if)."""
     return all(_shown_id(each) is not None for each in sequence(project.projectList()))
 
 
@@ -376,7 +370,7 @@ def _check_shape(view: View, plan: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """The grouping columns of a plan's top aggregation, in the order in which the state's key has them."""
+    """The grouping columns of a plan's top aggregation, in the order of the state's key."""
 
     view: View
     plan: Any
@@ -385,22 +379,21 @@ class _Groups:
 
     @property
     def attributes(self) -> list[Any]:
-        """The columns themselves."""
         return sequence(self.plan.groupingExpressions())
 
     @property
     def aggregates(self) -> list[Any]:
-        """What of the select list is no grouping column, in order."""
+        """The outputs of the select list other than grouping columns, in order."""
         return [output for output in sequence(self.plan.aggregateExpressions()) if self.shown(output) is None]
 
     @property
     def session(self) -> int | None:
-        """Which of the grouping columns is a session window."""
+        """The index of the session window among the grouping columns."""
         places = [place for place, each in enumerate(self.attributes) if SESSION_WINDOW in metadata(each)]
         return places[0] if places else None
 
     def shown(self, output: Any) -> int | None:
-        """Which grouping column the output shows; None if it is something else."""
+        """The index of the grouping column in the output; None for any other output."""
         shown = _shown_id(output)
         places = [place for place, each in enumerate(self.attributes) if _shown_id(each) == shown]
         return places[0] if places and shown is not None else None
@@ -423,7 +416,7 @@ class _Groups:
         return tuple(self._column(names.index(name), name) for name in self.view.key)
 
     def window(self) -> Window | None:
-        """The tumbling window among them, if there is one."""
+        """The tumbling window among the grouping columns, if there is one."""
         for place, attribute in enumerate(self.attributes):
             noted = metadata(attribute)
             if TIME_WINDOW in noted:
@@ -434,7 +427,7 @@ class _Groups:
         return None
 
     def _names(self) -> list[str]:
-        """What each is called in the query's result; where it is not in it, as the state calls it."""
+        """The columns' names in the query's result; for columns missing there, the names in the state."""
         names = [str(each.name()) for each in self.attributes]
         for column, output in reversed(self.result):
             place = self.shown(output)
@@ -464,7 +457,7 @@ class _Groups:
         return KeyColumn(name, stored.type, start, expression, whole=stored)
 
     def _buckets(self, window: Any) -> tuple[int, int]:
-        """Size and offset of a tumbling window's buckets, out of the arithmetic that Spark has made of it."""
+        """Size and offset of a tumbling window's buckets, from the arithmetic in Spark's plan."""
         made = self.definitions.of(window)
         remainders = [part for part in tree(made) if kind(part) == "Remainder"]
         if kind(made) != "CreateNamedStruct" or not remainders:
@@ -486,7 +479,7 @@ def _columns(view: View, groups: _Groups) -> Iterator[ViewColumn]:
 
 
 def _places(view: View, groups: _Groups) -> Iterator[tuple[int, tuple[Served, int]]]:
-    """For each aggregate, by its id, how it is served and where its buffers begin in the value row."""
+    """For each aggregate, by expression id: how it is served, and where its buffers begin in the value row."""
     kept: list[tuple[Served, int]] = []
     end = 0 if groups.session is None else len(groups.attributes)  # a session's row begins with its grouping columns
     for output in groups.aggregates:
@@ -531,7 +524,7 @@ def _keyable(type_: str) -> bool:
 
 
 def _unserved(type_: SparkType) -> str | None:
-    """What to do instead of serving a column of this type; None if it can be served."""
+    """The alternative to serving a column of this type; None if it can be served."""
     match type_:
         case Primitive(name):
             return None if name in SERVED_TYPES else "Cast it to a string, or to a number of seconds or months"

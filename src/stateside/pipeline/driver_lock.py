@@ -1,14 +1,14 @@
-"""The driver's lock: of all Spark drivers, one may run on a folder.
+"""The driver's lock: at most one Spark driver runs on a folder.
 
-Spark does not stop a second driver from starting on the same checkpoint, and sinks are not protected from it at all. So
-the driver holds a lock on `driver.lock`, and the JVM inherits it: when the Python process is killed, the lock stays
-with the JVM until that has died too. Whoever comes next waits for that, and never runs beside it.
+Spark does not stop a second driver from starting on the same checkpoint, and sinks have no protection against it. So
+the driver holds a lock on `driver.lock`, and the JVM inherits the lock: after a kill of the Python process the JVM
+keeps it until the JVM has ended too. The next driver waits for that end, and never runs beside the old one.
 
-Leaders share the lock: a new one may begin although an old one is paused and holds it, for the old one's gate is shut
-(`leadership.election`). It keeps out whoever runs without a lease.
+Leaders share the lock: a new leader may start although a paused one still holds the lock, because the old leader's gate
+is shut (`leadership.election`). A shared lock keeps out drivers without a lease.
 
-Who has the lock, and leads if there is a lease, knows that no savepoint is being restored. So it is also here that one
-whose restore was interrupted is noticed, before Spark begins the job anew.
+A process with the lock, and with the lease if there is one, knows that no savepoint restore is running. So `acquire`
+also detects an interrupted restore, before Spark starts the job.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> int:
-    """The lock's file descriptor, to be handed on to the JVM; PipelineRunning if it is not free in time.
+    """The lock's file descriptor, for the JVM to inherit; PipelineRunning if the lock is not free in time.
 
-    CheckpointInvalid if the restore of a savepoint was interrupted here.
+    CheckpointInvalid if a savepoint restore was interrupted in this folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
@@ -53,17 +53,17 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> 
     except BaseException:
         os.close(handle)
         raise
-    if holders(path).split()[0] != str(os.getpid()):  # if it is, its JVM stands there too
+    if holders(path).split()[0] != str(os.getpid()):  # otherwise the file already lists this process and its JVM
         note_holder(handle, os.getpid())
     return handle
 
 
 def note_holder(handle: int, *pids: int) -> None:
-    """Write into the lock's file which processes hold it, for operators."""
+    """Write the process ids of the holders into the lock file, for operators."""
     os.ftruncate(handle, 0)
     os.pwrite(handle, " ".join(map(str, pids)).encode(), 0)
 
 
 def holders(path: Path) -> str:
-    """The processes that hold the lock, or held it last: the driver's Python process and its JVM."""
+    """The process ids of the present or last holders: the driver's Python process and its JVM."""
     return path.read_text() or "unknown"

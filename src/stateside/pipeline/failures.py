@@ -1,13 +1,15 @@
-"""Why a query failed, in one line, and whether it is worth trying again.
+"""Failures of queries: the cause in one line, and whether a restart can help.
 
-    worth trying again      anything from outside: a task that was lost, a disk, a network, a function that raised
-    not worth it            what would come again in the same way: an error of ours about input or stored state, a sink
-                            that refuses the rows, another driver on the same checkpoint, a state that does not fit
+    retry       external causes: a lost task, a disk, a network, a function that raised
+    final       causes that would recur: our own errors about input or stored state, a sink that refuses the rows,
+                another driver on the same checkpoint, a state that does not fit
 
-A function that always raises is tried again too, for nobody can tell; the limit on restarts ends that.
+A function that always raises is retried too, because one failure proves nothing; the restart limit ends the
+retries.
 
-What is *away* is tried again for as long as batches are held for sinks, however often: a disk that is full, a journal,
-a checkpoint or a broker that cannot be reached. It comes back, or somebody brings it back; nothing is lost meanwhile.
+An *away* cause is retried for as long as batches are held for sinks, without counting: a full disk, or a journal,
+checkpoint or broker that cannot be reached. The resource comes back, or an operator brings it back; nothing is lost
+meanwhile.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ _FINAL_CONDITIONS = (
     "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA",
     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
 )
-# Of the operating system, then of Kafka's clients. (Its own timeouts are told by the name of the class.)
+# Messages of the operating system, then of Kafka's clients, whose timeouts are recognised by class name.
 _AWAY = re.compile(
     r"No space left on device|Disk quota exceeded|Stale file handle|Transport endpoint is not connected"
     r"|Permission denied|Read-only file system"
     r"|kafka\.common\.errors\.(?:Timeout|Disconnect|Network)\w*|Timed out waiting for a node assignment"
 )
-# What Spark's Kafka source says, with the advice to ignore it, where offsets that it needs next are not there.
+# The message of Spark's Kafka source for missing offsets; its own advice is to ignore them.
 _EVENTS_GONE = re.compile(
     r"because they are not available in Kafka any more.*?Reason:\s*(?P<which>.+?\.)(?:\s|$)|"
     r"(?P<beyond>The resolved start offset \S+ is greater than the resolved end offset .*?)\.?\s*(?:\n|$)",
@@ -57,9 +59,9 @@ _AWAY_KINDS = (CheckpointAway, JournalAway)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a query, and whether starting it again may help; if `lasting`, not in another process either.
+    """The cause of a query's end, and whether a restart may help; `lasting`: not in another process either.
 
-    If `away`, something cannot be reached for now, and how often it was tried says nothing.
+    `away`: a resource cannot be reached for now, and the number of attempts does not count.
     """
 
     why: str
@@ -69,7 +71,10 @@ class Failure:
 
 
 def judge(error: Exception | None, delivered: Exception | None = None) -> Failure:
-    """The failure behind what Spark tells; `delivered` is what the sink raised, which Spark tells only as text."""
+    """Classify the failure that Spark reports.
+
+    `delivered` is the sink's exception, which Spark passes on only as text.
+    """
     if isinstance(delivered, StatesideError):
         return _of_ours(delivered.sentence(), type(delivered))
     if error is None:
@@ -97,7 +102,7 @@ def _events_gone(which: str) -> str:
 
 
 def judge_start(error: OperatingError | OSError) -> Failure:
-    """The failure of a start after another one: judged like one that comes while a query runs."""
+    """Classify the failure of a restart, by the rules for a running query."""
     why = error.sentence() if isinstance(error, StatesideError) else f"{error}."
     gone = isinstance(error, PipelineFailed) and isinstance(error.__cause__, Py4JNetworkError | OSError)
     away = isinstance(error, _AWAY_KINDS) or _AWAY.search(str(error)) is not None
@@ -105,7 +110,7 @@ def judge_start(error: OperatingError | OSError) -> Failure:
 
 
 def reason(error: BaseException) -> str:
-    """The one line that says why: of a Python traceback the last one, of anything else the first."""
+    """The one line with the cause: the last line of a Python traceback, the first line of anything else."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines = [lines[1].lstrip(": "), *lines[2:]]  # py4j's own first line says nothing
@@ -116,6 +121,6 @@ def reason(error: BaseException) -> str:
 
 def _of_ours(why: str, kind: type) -> Failure:
     lasting = issubclass(kind, InputError | StateError | SinkRefused)
-    lost = issubclass(kind, LeadershipLost)  # here; in another process, as a standby, it may lead again
+    lost = issubclass(kind, LeadershipLost)  # final here only: as a standby another process may lead again
     away = issubclass(kind, _AWAY_KINDS)
     return Failure(why, worth_retrying=not lasting and not lost, lasting=lasting, away=away)

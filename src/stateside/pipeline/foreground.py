@@ -1,27 +1,29 @@
-"""An application in the foreground: runs until a signal comes, and tells people or machines how it goes.
+"""Foreground runs: an application until SIGINT or SIGTERM, with reports for people or machines, and standby runs.
 
-on a terminal        a table that lives: a row a view
-into a file or pipe  a line whenever a view changes its state, for slow batches, late rows and dead letters
---json               a JSON line on stdout for each batch, and for each change of state
+Reports:
 
-Standing by: a run that waits for the leadership of its application's folder before it starts.
+    on a terminal        a live table, one row per view
+    into a file or pipe  a line per change of a view's state, slow batch, late rows and dead letters
+    --json               a JSON line on stdout for each batch and each change of state
+
+Standby: the run waits for the leadership of the application's folder first.
 
     stateside run shop:app --dir D --standby        leads, or waits until the leader is gone
     stateside run shop:app --dir D --take-over      asks the leader to hand over between two batches, then leads
-    stateside run shop:app --dir D                  where anybody led before: as --standby, but not for ever
+    stateside run shop:app --dir D                  in a folder with a lease: as --standby, with a time limit
 
-Spark is started, and has rehearsed (`rehearsal`), before anything is waited or asked for.
-Without these, in a folder where nobody ever led, there is no lease, and a lock keeps a second driver out (`lease`).
+Spark is started and has rehearsed before the run waits or asks. Without these flags, in a folder that never had a
+leader, there is no lease, and a lock keeps a second driver out (`driver_lock`).
 
-The rehearsal: what a standby does before it waits, so that a takeover is short and does not fail for its code.
+Rehearsal: the work of a standby before it waits, so that failover is short and does not fail because of the code.
 
-1. Every view is planned as it would be run. One that cannot be run, or does not fit the state that is there, is told
-   now, while the old leader still works.
-2. A view of our own is run over a few events in a scratch folder: Spark then has loaded what a query needs (its
-   planner, RocksDB, Python workers), which takes longer than everything else in a first batch.
+1. Every view is planned as it would be run. A view that cannot be run, or does not fit the existing state, is reported
+   while the old leader still works.
+2. A built-in view is run over a few events in a scratch folder. Spark then has loaded the parts that a query needs
+   (planner, RocksDB, Python workers), which take most of the time of a first batch.
 
-Nothing is read from the application's sources, nothing goes to its sinks, and nothing in its folder is changed but the
-scratch files.
+A rehearsal reads nothing from the application's sources, writes nothing to its sinks, and changes nothing in its folder
+except scratch files.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ _EVENTS = 10
 
 
 def rehearse(app: App, layout: Layout, settings: RunSettings, session: SparkSession) -> None:
-    """Both steps; ViewInvalid if a view could not be run."""
+    """Both steps of the rehearsal; ViewInvalid if a view could not be run."""
     planner = Planner(app, layout, settings, layout.pause)
     for view in app.views.values():
         planner.check(view, session)
@@ -96,21 +98,20 @@ def _app() -> App:
 class _Nowhere:
     """A sink that stores nothing."""
 
-    def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Take the rows, and leave it at that."""
+    def write(self, rows: pa.Table, batch: BatchId) -> None: ...
 
 
 Tell = Callable[[str], None]
 
 
 def needs_lease(layout: Layout, settings: RunSettings) -> bool:
-    """Whether a run of this folder must lead."""
+    """Whether a run in this folder must lead."""
     return settings.standby or settings.take_over or Lease(layout.root).exists()
 
 
 @contextmanager
 def standing_by(layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool]) -> Iterator[Candidate | None]:
-    """A candidate that has its name among the members, and gives it back; None if the run is told to stop before.
+    """A candidate registered among the members until the `with` ends; None if the run is told to stop before.
 
     SettingInvalid or LeaseInvalid for a folder that cannot hold a lease, IdentityTaken for a name that is in use.
     """
@@ -129,10 +130,10 @@ def standing_by(layout: Layout, settings: RunSettings, told_to_stop: Callable[[]
 def lead(
     candidate: Candidate, layout: Layout, settings: RunSettings, told_to_stop: Callable[[], bool], tell: Tell
 ) -> Leadership | None:
-    """Wait for the leadership; None if the run is told to stop before. PipelineRunning if it may not wait so long.
+    """Wait for the leadership; None if the run is told to stop before, PipelineRunning after the time limit.
 
-    Who asks for it waits without end: once the leader has heard that it stops, however long its batch takes, and if
-    nobody waited any more then, nobody would lead.
+    With `standby` or `take_over` there is no limit: a leader that has accepted a request stops, however long its batch
+    takes, and without a waiting successor nobody would lead.
     """
     _tell_leader(candidate, settings, tell)
     waits_on = settings.standby or settings.take_over
@@ -146,9 +147,9 @@ def lead(
 
 @contextmanager
 def warmed_up(app: App, layout: Layout, settings: RunSettings) -> Iterator[SparkSession | None]:
-    """A session that is ready while another one still leads; None if Spark is to be started by who leads.
+    """A session that is ready while another process still leads; None if Spark is to start only after the election.
 
-    On a cluster it is: a driver that waits there would hold executors which the leader needs.
+    On a cluster the result is None: a waiting driver would hold executors that the leader needs.
     """
     if settings.cold or not settings.master.startswith("local"):
         yield None
@@ -163,7 +164,7 @@ def warmed_up(app: App, layout: Layout, settings: RunSettings) -> Iterator[Spark
 
 
 def _tell_leader(candidate: Candidate, settings: RunSettings, tell: Tell) -> None:
-    """Who leads, if anybody does; who is to take over asks for it."""
+    """Report the present leader, if any; with `take_over` ask it to hand over."""
     leader = candidate.ask() if settings.take_over else candidate.leader()
     if leader is not None:
         doing = "asks for the leadership" if settings.take_over else "stands by"
@@ -187,28 +188,28 @@ _COLOURS = {
     "removed": "white",
 }
 _REFRESHES_PER_S = 4
-SLOW_MS = 10_000  # a batch that takes so long is told of
-PAUSE_US = 10_000_000  # of late rows and dead letters a view is told of at most so often, all since the last time
+SLOW_MS = 10_000  # a batch that takes longer is reported
+PAUSE_US = 10_000_000  # reports of a view's late rows and dead letters are at least so far apart
 log = logging.getLogger(__name__)
 
 
 class Teller(Protocol):
-    """Is told of every heartbeat, and who leads."""
+    """Receives every heartbeat, and changes of leadership."""
 
     def note(self, what: str) -> None:
-        """Called before the runner begins, and after its end, with a sentence on who leads."""
+        """Called before the runner starts and after its end, with a sentence about the leadership."""
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
-        """Called by the runner's heart for each view, with the batches that it finished since the last time."""
+        """Called by the heartbeat thread for each view, with the batches finished since the last call."""
 
 
 def run_application(app: App, folder: Path, settings: RunSettings, teller: Teller) -> None:
-    """Run it until SIGINT or SIGTERM; PipelineFailed if a view fails for good.
+    """Run the application until SIGINT or SIGTERM; PipelineFailed if a view fails for good.
 
-    Where there is a lease (`standing_by`), it leads first, and also ends when it has handed over.
+    With a lease (`standing_by`) the run first waits to lead, and also ends after a handover.
     """
     layout = Layout(folder)
-    check_app(app)  # now, and not when a leader has ended
+    check_app(app)  # before standing by, not at failover
     declaration.check_before_spark(app, layout, settings)  # Spark takes seconds to start
     with signals() as came, _no_empty_folder(folder):
         if needs_lease(layout, settings):
@@ -221,7 +222,7 @@ def run_application(app: App, folder: Path, settings: RunSettings, teller: Telle
 
 @contextmanager
 def _no_empty_folder(folder: Path) -> Iterator[None]:
-    """A new folder in which no view ever began is removed again: its application was refused."""
+    """Remove a new folder again if the application was refused before any view began."""
     existed = folder.exists()
     try:
         yield
@@ -232,7 +233,7 @@ def _no_empty_folder(folder: Path) -> Iterator[None]:
 
 
 def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, told_to_stop: Callable[[], bool]) -> bool:
-    """Lead, when the time comes, to the end; False if the session that was kept ready for that has ended before."""
+    """Wait for the leadership and lead to the end; False if the warm session has ended before."""
     with standing_by(layout, settings, told_to_stop) as candidate, ExitStack() as stack:
         if candidate is None:
             return True
@@ -257,7 +258,7 @@ def _run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[
 
 
 def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> RunSettings:
-    """The settings from code, then from the file (`stateside.toml` here, if there is one), then from flags."""
+    """The settings from code, then from the file (`stateside.toml` in the current folder, if any), then from flags."""
     default = Path(FILE_NAME)
     path = file or (default if default.exists() else None)
     in_file = [] if path is None else [(f"in {path}", read_file(path))]
@@ -266,18 +267,17 @@ def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> Ru
 
 @dataclass(slots=True)
 class LinesForPeople:
-    """A line whenever a view changes its state or its reason, for slow batches, late rows and dead letters."""
+    """A line per change of a view's state or reason, slow batch, late rows and dead letters."""
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     lost: dict[str, _Lost] = field(default_factory=dict)
 
     def note(self, what: str) -> None:
-        """A line."""
         print(what, file=self.output, flush=True)
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
-        """Tell a change; running and idle take turns all the time, and count as one."""
+        """Report a change; `running` and `idle` alternate all the time, and count as one state."""
         state = "running" if heartbeat.state == "idle" else heartbeat.state
         if self.told.get(view) != (state, heartbeat.why):
             self.told[view] = (state, heartbeat.why)
@@ -294,7 +294,7 @@ class LinesForPeople:
 
 @dataclass(slots=True)
 class _Lost:
-    """What of a view's events did not get into it since that was last told."""
+    """The events of a view that were dropped or refused since the last report."""
 
     late: int = 0
     dead_letters: int = 0
@@ -322,21 +322,20 @@ def _counted(count: int, what: str) -> str:
 
 @dataclass(slots=True)
 class LinesForMachines:
-    """A JSON line for each batch, and for each change of state.
+    """A JSON line for each batch and each change of state.
 
-    A view that has told `idle` is silent until its next batch: Spark asks the source all the time, and for a moment
-    looks as if it ran. The line of a batch tells that the view runs again.
+    After `idle` a view is silent until its next batch: Spark polls the source all the time, and looks as if it ran for
+    a moment. The line of a batch implies that the view runs again.
     """
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def note(self, what: str) -> None:
-        """A line with nothing but the note."""
         self._print({"note": what})
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
-        """Tell the batches, then the state if it is another one than before."""
+        """Print the batches, then a changed state."""
         for progress in finished:
             self._print({"view": view, **summary(progress)})
         before, state = self.told.get(view), (heartbeat.state, heartbeat.why)
@@ -355,7 +354,7 @@ _RUNNING: tuple[str, str | None] = ("running", None)
 
 
 class LiveTable:
-    """A table that lives, on a terminal."""
+    """A live table on a terminal."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
@@ -364,19 +363,19 @@ class LiveTable:
 
     @contextmanager
     def shown(self) -> Iterator[LiveTable]:
-        """Shown until the `with` ends."""
+        """Show the table until the `with` ends."""
         with Live(get_renderable=self._table, console=self._console, refresh_per_second=_REFRESHES_PER_S):
             yield self
 
     def note(self, what: str) -> None:
-        """Above the table."""
+        """Print above the table."""
         self._console.print(what)
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
-        """Take it into the next picture."""
+        """Keep the heartbeat and batches for the next refresh."""
         with self._lock:
             batch = self._rows.get(view, (None, {}))[1]
-            for progress in finished:  # of the last batch, but what got lost since the start
+            for progress in finished:  # figures of the last batch; late rows and dead letters since the start
                 lost = {name: batch.get(name, 0) for name in ("late", "dead_letters")}
                 newest = summary(progress)
                 batch = {**newest, **{name: newest[name] + before for name, before in lost.items()}}
@@ -407,13 +406,13 @@ def _cells(view: str, heartbeat: Heartbeat, batch: dict[str, Any]) -> list[str |
 
 
 def _all_rows(operators: Sequence[Mapping[str, Any]]) -> int | None:
-    """How many rows all operators keep; None if those of one are not counted."""
+    """The state rows of all operators; None if one operator does not count its rows."""
     rows = [counted_rows(operator) for operator in operators]
     return None if None in rows else sum(filter(None, rows))
 
 
 def summary(progress: dict[str, Any]) -> dict[str, Any]:
-    """What people want to know of a batch, from Spark's own report of it."""
+    """The figures of a batch for people and machines, from Spark's progress report."""
     operators = progress.get("stateOperators", [])
     return {
         "batch": progress["batchId"],

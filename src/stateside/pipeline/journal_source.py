@@ -4,26 +4,17 @@
     events = spark.readStream.format("stateside-journal").option("path", …).option("fields", "cents long").load()
     events = spark.read.format("stateside-journal").option("path", …).option("start", "0:100").load()
 
-Columns: the event's own (`offset`, `id`, `entity`, `type`, `time`, `appended`, `tags`, `payload`), those that the
-option `columns` names, then the payload's fields that the option `fields` names with their types. `stream_reader` has
-the life of a stream, `batch_reader` the reading of a range, `pushed` which conditions of a query spare reading.
+Columns: the event's own (`offset`, `id`, `entity`, `type`, `time`, `appended`, `tags`, `payload`), the columns in the
+option `columns`, then the payload fields in the option `fields` with their types. `JournalStreamReader` is a stream,
+whose life reads top down; `JournalBatchReader` reads a range as a DataFrame; `EventReader` has their common part.
 
-A range of the journal as a DataFrame that is no stream, with conditions that Spark hands down.
-
-Conditions of a query that Spark hands down to the journal's source, as far as its segments can tell.
+Predicates that Spark pushes down to a batch read, as far as zone maps of segments can use them:
 
     on `type`                     =, in
     on `time`, `appended`         =, <, <=, >, >=
     on `offset`                   =, <, <=, >, >=
 
-Whatever else Spark hands down narrows nothing. (What a tag is asked by, `array_contains`, it never does: the source's
-option `tags` is for that.)
-
-The journal as a stream of Spark's: its life reads top down.
-
-What the journal's batch reader and its stream reader share: the options, the tasks and the rows of a task.
-
-The rows that Spark gets of events: the envelope's columns, those that were asked for, and the payload's fields.
+Other predicates narrow nothing. (Spark never pushes `array_contains` down; the option `tags` selects by tag.)
 """
 
 from __future__ import annotations
@@ -69,7 +60,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def narrowed(conditions: Conditions, pushed: Filter) -> Conditions:
-    """The conditions, with this one more."""
+    """The conditions, with this predicate added."""
     match getattr(pushed, "attribute", None):
         case ("type",):
             types = _texts(pushed)
@@ -84,7 +75,7 @@ def narrowed(conditions: Conditions, pushed: Filter) -> Conditions:
 
 
 def offsets_of(pushed: Filter) -> NumberRange:
-    """The offsets that meet this condition."""
+    """The offsets that meet this predicate."""
     return _span(pushed, _whole) if getattr(pushed, "attribute", None) == ("offset",) else EVER
 
 
@@ -129,7 +120,7 @@ ENVELOPE: Final = (
     "tags array<string>, payload string"
 )
 ENVELOPE_NAMES: Final = tuple(column.split()[0] for column in ENVELOPE.split(", "))
-CHOSEN: Final = {  # columns that are there only if they are asked for: no older query's schema changes
+CHOSEN: Final = {  # optional, so the schema of older queries stays the same
     "partition": "string",
     "sequence": "long",
     "version": "int",
@@ -141,7 +132,7 @@ _MAP: Final = pa.map_(pa.string(), pa.string())
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """The columns that the option `columns` names, separated by commas; ViewInvalid for one that there is not."""
+    """The comma-separated columns of the option `columns`; ViewInvalid for an unknown column."""
     names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
     unknown = [name for name in names if name not in CHOSEN]
     if unknown or len(set(names)) < len(names):
@@ -152,13 +143,13 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
 
 
 def ddl(chosen: Sequence[str], fields: str | None) -> str:
-    """All columns, as DDL: there is no JVM here to parse it."""
+    """All columns as DDL, because there is no JVM here to parse `fields`."""
     added = ", ".join(f"{name} {CHOSEN[name]}" for name in chosen)
     return ", ".join(filter(None, (ENVELOPE, added, fields)))
 
 
 class EventRows:
-    """Makes rows of events. `schema` is what Spark expects."""
+    """Converts events to rows of `schema`, which Spark expects."""
 
     def __init__(self, schema: pa.Schema, chosen: Sequence[str]) -> None:
         self._schema, self._chosen = schema, tuple(chosen)
@@ -180,10 +171,10 @@ class EventRows:
         wanted: pa.Array | None,
         refusals: Refusals | None = None,
     ) -> list[pa.RecordBatch]:
-        """The batch, which begins at this offset of a partition, as Spark wants it; types to the letter.
+        """The batch, which begins at this offset of a partition, in Spark's exact types.
 
-        With `refusals`, events that do not fit or are dated too far ahead go there. Without, each is a row, and one
-        that does not fit has nulls for all fields.
+        With `refusals`, events that do not fit or are dated too far ahead go there. Without, each event is a row, with
+        nulls for all fields if it does not fit.
         """
         offsets = pa.array(np.arange(first, first + batch.num_rows))
         count = batch.num_rows if wanted is None else wanted.true_count
@@ -220,15 +211,15 @@ def _maps(texts: pa.Array) -> pa.Array:
 
 
 _READ: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {"metadata": _maps}
-BEGIN = "begin"  # as `start`: at the first events that are there
-EVENTS_PER_TASK_MIN = 20_000  # fewer are not worth a second task
+BEGIN = "begin"  # a value of `start`: the first event still present
+EVENTS_PER_TASK_MIN = 20_000  # fewer do not justify a second task
 MarkBefore = Callable[[str, int], DurableEnd | None]
 Ranges = Mapping[str, tuple[int, int]]
 
 
 @dataclass
 class OffsetRange(InputPartition):
-    """One task's share: events of a partition with start <= offset < stop, and a mark at or before them."""
+    """One task: events of a partition with start <= offset < stop, and a durable end at or before them."""
 
     start: int
     stop: int
@@ -237,7 +228,7 @@ class OffsetRange(InputPartition):
 
 
 class EventReader:
-    """Reads tasks. It is made on the driver and shipped to where they run."""
+    """Reads tasks. Created on the driver and shipped to the executors."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._folder = Path(options["path"])
@@ -248,8 +239,8 @@ class EventReader:
         self._validator = _validator(options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one task's share, as Arrow record batches."""
-        if not isinstance(partition, OffsetRange):  # what Spark makes of no task at all
+        """The rows of one task, as Arrow record batches."""
+        if not isinstance(partition, OffsetRange):  # Spark's placeholder for an empty list of tasks
             return
         refusals = None if self._validator is None else Refusals(self._validator)
         for first, batch in self._batches(partition):
@@ -264,9 +255,9 @@ class EventReader:
 
     @contextmanager
     def _noticing_absence(self) -> Iterator[None]:
-        """JournalAway instead of any error that comes because the journal leaves meanwhile.
+        """Raise JournalAway instead of any error caused by the journal's disappearance.
 
-        Who has opened it finds it empty, cut or damaged then, depending on the moment.
+        An open reader finds a disappearing journal empty, cut or damaged, depending on the moment.
         """
         try:
             yield
@@ -281,18 +272,18 @@ class EventReader:
         )
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Which events are read; None for all."""
+        """A mask of the events to read; None for all."""
         return self._conditions.wanted(batch)
 
     def _ruling(self) -> Conditions:
-        """By which whole segments are ruled out."""
+        """The conditions that rule out whole segments."""
         return self._conditions
 
     def _stored(self) -> StoredStream:
         return StoredStream.at(self._folder)
 
     def _tasks(self, stored: StoredStream, ranges: Ranges, events: int, mark: MarkBefore) -> list[OffsetRange]:
-        """These ranges in tasks of about so many events, without what is ruled out."""
+        """Split these ranges into tasks of about `events` events each, without ruled-out stretches."""
         found: list[OffsetRange] = []
         for name, (start, stop) in ranges.items():
             parts = split(stretches(stored.journals[name], start, stop, self._ruling()), max(1, events))
@@ -300,14 +291,14 @@ class EventReader:
         return found
 
     def _first(self, stored: StoredStream) -> Position:
-        """Where the option `start` says, or at the very first event."""
+        """The position of the option `start`, or the very first event."""
         if self._start is None:
             return Position.start()
         return stored.begin() if self._start == BEGIN else Position.parse(self._start)
 
 
 def check_within(stored: StoredStream, position: Position, told: str) -> None:
-    """PositionInvalid for a position that names other partitions than the stream has, PositionAhead beyond its end."""
+    """PositionInvalid for a position with unknown partitions, PositionAhead for one beyond the stream's end."""
     unknown = [name for name, _ in position.parts if name not in stored.journals]
     if unknown and stored.id is not None:
         raise PositionInvalid(
@@ -324,7 +315,7 @@ def check_within(stored: StoredStream, position: Position, told: str) -> None:
 
 
 def check_there(stored: StoredStream, start: Position) -> None:
-    """EventsGone if some of the events from a position on were dropped, with the range and the ways on."""
+    """EventsGone, with the range and the alternatives, if events from a position on were dropped."""
     begin = stored.begin()
     for name, offset in begin.parts:
         if start[name] < offset:
@@ -348,12 +339,12 @@ def _option_texts(options: Mapping[str, str], name: str) -> frozenset[str] | Non
     return frozenset(json.loads(options[name])) if name in options else None
 
 
-TASKS_MIN = 8  # where there are enough events for them
+TASKS_MIN = 8  # if there are enough events
 EVENTS_PER_TASK_MAX = 1_000_000
 
 
 class JournalBatchReader(EventReader, DataSourceReader):
-    """Reads from `start` (the very first event) to `end` (all that is durable now). Made anew for each execution."""
+    """Reads from `start` (default: the very first event) to `end` (default: the durable end). One per execution."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         super().__init__(schema, options)
@@ -361,14 +352,13 @@ class JournalBatchReader(EventReader, DataSourceReader):
         self._offsets: NumberRange = EVER
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Read no more than these need. Spark looks at the rows again: what a comparison means is its affair."""
+        """Use predicates to read less. Spark evaluates all of them again, because comparison semantics are Spark's."""
         for each in filters:
             self._conditions = narrowed(self._conditions, each)
             self._offsets = self._offsets.cut(offsets_of(each))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range in tasks."""
         stored = self._stored()
         first, last = self._first(stored), stored.end() if self._end is None else Position.parse(self._end)
         check_within(stored, first, "start")
@@ -385,12 +375,12 @@ class JournalBatchReader(EventReader, DataSourceReader):
         return list(self._tasks(stored, ranges, -(-events // count), lambda partition, offset: None))
 
     def _cut(self, start: int, stop: int) -> tuple[int, int]:
-        """What a condition on the offset leaves of a range."""
+        """Intersect a range with the pushed-down offsets."""
         start, stop = max(start, self._offsets.first), min(stop, self._offsets.last + 1)
         return start, max(start, stop)
 
 
-JOURNAL = "journal"  # in an offset, beside the position: which stream it is a position of
+JOURNAL = "journal"  # in an offset: the id of the stream
 TASKS_MAX = 8
 MARKS_MAX = 64
 Offset = dict[str, int | str]
@@ -399,8 +389,8 @@ Offset = dict[str, int | str]
 class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver and reads them in the tasks.
 
-    An offset has each partition of the stream. If that is merged, it also has how far each node's log lies before it,
-    with all its events: so a stamp covers a node's receipt.
+    An offset has each partition of the stream. For a merged stream it also has, for each node's log, the position up to
+    which all its events lie before the offset: so a stamp covers a node's receipt.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
@@ -411,7 +401,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         self._marks: dict[str, deque[DurableEnd]] = {}
 
     def initialOffset(self) -> Offset:
-        """A new query starts at the journal's start, or where it was told to."""
+        """A new query starts at the journal's start, or at the option `start`."""
         stored = self._stored()
         first = self._first(stored)
         if not first.parts:
@@ -420,16 +410,15 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         return self._offset(stored, {name: first[name] for name in stored.journals})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """So many events a batch at most."""
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Everything durable now is to be read, nothing that comes later."""
+        """Read up to the present durable end, and nothing later."""
         end = self._stored().end()
         self._stop_at = end if self._stop_at is None else _least(end, self._stop_at)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Where the next batch ends: the durable end, or as far as the limit allows, shared by the partitions."""
+        """The end of the next batch: the durable end, or the limit, divided among the partitions."""
         with self._noticing_absence():
             return self._latest(start, limit)
 
@@ -457,13 +446,13 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         return {**(stored.end().as_dict() or {PARTITION: 0}), JOURNAL: stored.id or ""}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The batch's ranges in equal parts, as many as are worth a task each."""
+        """The batch's ranges in equal parts, at least EVENTS_PER_TASK_MIN events each."""
         with self._noticing_absence():
             return self._planned(start, end)
 
     def _planned(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         stored = self._stored()
-        self._check_stream(stored, end)  # a batch that is run again after a restart comes here first
+        self._check_stream(stored, end)  # a repeated batch after a restart comes here first
         check_there(stored, _position(stored, start))
         ranges = {name: (int(start.get(name, 0)), int(end.get(name, 0))) for name in stored.journals}
         events = sum(last - first for first, last in ranges.values())
@@ -474,7 +463,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         return end if self._stop_at is None else min(self._stop_at[partition], end)
 
     def _offset(self, stored: StoredStream, offsets: Mapping[str, int], before: Offset | None = None) -> Offset:
-        """An offset as Spark keeps it; `before` is one that came earlier."""
+        """An offset in Spark's form; `before` is an earlier one."""
         marks = {name: self._mark_before(name, offset - 1) for name, offset in offsets.items() if offset}
         others = {name: at for name, at in (before or {}).items() if name not in (*offsets, PARTITION, JOURNAL)}
         known = Position.of({name: int(at) for name, at in others.items()})
@@ -482,7 +471,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         return {**offsets, **sources.as_dict(), JOURNAL: stored.id or ""}
 
     def _check_stream(self, stored: StoredStream, offset: Offset) -> None:
-        """Refuse to go on in another stream than the one that the query has read so far, or in a shorter one."""
+        """Refuse to continue in a stream other than the one read so far, or in a shorter one."""
         read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
         if expected and stored.id is None:
             raise self._away()
@@ -512,29 +501,27 @@ FORMAT = JOURNAL_FORMAT
 
 
 class JournalSource(DataSource):
-    """What Spark knows the journal as.
+    """The journal as a data source of Spark.
 
-    Options of both: `path` (a journal, or a folder of nodes with its merged stream), `start` (a position, or `begin`:
-    at the first event that is there), `fields` (DDL), `columns` (`event_rows.CHOSEN`, separated by commas), `types` and
-    `tags` (JSON lists: only events of these), `refused` (a folder: events that do not fit the fields go there, and not
-    to the query) with `futureUsMax` (and events dated so far beyond their append time) and `times` (a JSON list: fields
-    that may lie no further ahead, either). Of a batch: `end` (a position). Of a stream: `eventsPerBatchMax`, `stopAt`
-    (a position), `pauseFile` (while it exists no new batch is planned); there `start` is a new query's.
+    Options: `path` (a journal, or a folder of nodes with its merged stream), `start` (a position, or `begin`: the first
+    event still present), `fields` (DDL), `columns` (from `CHOSEN`, separated by commas), `types` and `tags` (JSON
+    lists: only events with one of them), `refused` (a folder: events that do not fit the fields go there, not to the
+    query), `futureUsMax` (refuses events dated further beyond their append time) and `times` (a JSON list: fields under
+    the same limit). For a batch read: `end` (a position). For a stream: `eventsPerBatchMax`, `stopAt` (a position),
+    `pauseFile` (while the file exists, no new batch is planned); `start` applies to new queries only.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(…)`."""
         return FORMAT
 
     def schema(self) -> str:
-        """All columns."""
         return ddl(chosen_columns(self.options.get("columns")), self.options.get("fields"))
 
     def streamReader(self, schema: StructType) -> JournalStreamReader:
-        """Called by Spark once a query, on the driver, and shipped to the tasks."""
+        """Called by Spark once per query, on the driver; the reader is shipped to the tasks."""
         return JournalStreamReader(schema, self.options)
 
     def reader(self, schema: StructType) -> JournalBatchReader:
-        """Called by Spark for each execution, on the driver, and shipped to the tasks."""
+        """Called by Spark for each execution, on the driver; the reader is shipped to the tasks."""
         return JournalBatchReader(schema, self.options)

@@ -1,34 +1,34 @@
-"""A journal on Kafka as a view's source: Spark's own connector reads the topic, and its messages become events.
+"""Kafka journal source: Spark's own connector reads the topic, and its messages become events.
 
 Every committed message is a row:
 
-    partition, offset                      where it stands
-    id, entity, type, time, appended,      as the journal's own source has them (`journal.columns`)
+    partition, offset                      the message's place
+    id, entity, type, time, appended,      as in the journal's own source (`journal.columns`)
     tags, payload, sequence, version,
     metadata, data, extra
-    value                                  the whole message as text; fields of a newer Stateside are found in it
-    _malformed                             whether it is no event (`journal.kafka.messages` has the format): all columns
-                                           but partition, offset and value are null then
-    …                                      the payload's fields; null if the payload does not have them
+    value                                  the whole message as text, with any fields of a newer Stateside
+    _malformed                             whether the message is no event (format: `journal.kafka.messages`); all
+                                           columns but partition, offset and value are then null
+    …                                      the payload's fields; null if absent from the payload
 
 Messages that are no events, do not fit the fields or are dated too far ahead become dead letters (`kafka_validator`),
-and `_malformed` is false in every row. Without `dead_letters` each is a row: the fields are all null if one of them has
-another type, so a view that ignores `_malformed` counts such a message, but adds nothing of it; one that filters by it
-decides what becomes of the others. Messages that are no events are never left out, whatever types or tags are asked
-for. Where offsets that a query needs were deleted by retention, the query stops (Spark's failOnDataLoss).
+and `_malformed` is false in every row. Without `dead_letters` each message is a row, with null in all fields if one has
+another type: a view that ignores `_malformed` counts such a message but adds nothing of it; a view that filters by
+`_malformed` decides itself. Messages that are no events are never left out, whatever types or tags are selected. If
+retention deleted offsets that a query needs, the query stops (Spark's failOnDataLoss).
 
-How Spark's Kafka client is let in, where a topic's options say it in librdkafka's words (`journal.kafka.topic`).
+Access: a topic's options are librdkafka's (`journal.kafka.topic`), and are translated for Spark's Kafka client:
 
     security.protocol, sasl.mechanism,              the same
     ssl.key.password
-    ssl.endpoint.identification.algorithm           the same, but that `none` is nothing
+    ssl.endpoint.identification.algorithm           the same, but `none` becomes empty
     sasl.username, sasl.password                    sasl.jaas.config, for PLAIN and SCRAM
     ssl.ca.location, ssl.ca.pem                     a trust store in PEM
     ssl.certificate.location, ssl.certificate.pem,  a key store in PEM
     ssl.key.location, ssl.key.pem
 
-What else concerns access is refused: nobody is to find out later that less was asked for than was written. All other
-options tune Stateside's own clients; Spark's has its own.
+Other access options are refused: a connection must never be weaker than configured. All remaining options tune
+Stateside's own clients and are not passed to Spark's.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _OTHERS = ("partition", "offset", "value", "_malformed", "_it", "_fields")
 
 @dataclass(frozen=True, slots=True)
 class KafkaEvents:
-    """Events of a journal on Kafka: all, or those of some types, or with any of some tags."""
+    """Events of a journal on Kafka: all, or with some types, or with any of some tags."""
 
-    servers: str = field(repr=False)  # where the same topic is today: no other source, and options may hold secrets
+    servers: str = field(repr=False)  # not in repr: the same topic may move, and options may hold secrets
     topic: str
     fields: str = ""
     types: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class KafkaEvents:
     needs_jars: ClassVar[tuple[str, ...]] = ("kafka",)
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """The events, from the earliest on; with the payload's fields that this source or the run names."""
+        """The events, from the earliest on, with the payload's fields from this source or the run."""
         defaults = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(reading.events_per_batch_max)}
         fixed = {
             "kafka.bootstrap.servers": self.servers,
@@ -103,7 +103,7 @@ class KafkaEvents:
         return self.validated(messages, fields, Validator(reading.refused, reading.future_us_max, reading.times))
 
     def validated(self, messages: DataFrame, fields: str, validator: Validator) -> DataFrame:
-        """Kafka's rows as events, without those that become dead letters."""
+        """Kafka's rows as events, without dead letters."""
         timed = messages.selectExpr("*", APPEND_TIME)
         events = self._selected(parse_events(timed, "", carried=(APPENDED,)))
         given = [name for name in events.columns if name != APPENDED]
@@ -124,10 +124,10 @@ class KafkaEvents:
 
 
 def parse_events(messages: DataFrame, fields: str, carried: Sequence[str] = ()) -> DataFrame:
-    """Kafka's rows, with headers, as those described above; `carried` are columns that go along as they are.
+    """Kafka's rows, with headers, as described above; `carried` columns are passed through.
 
-    The value is parsed inside of an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
-    what it was asked for, and would not see a second object, or rubbish, behind the first.
+    The value is parsed inside an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
+    the requested object, and would not see a second object or garbage after the first.
     """
     given = ("partition", "offset", "headers", "key", "timestamp", "timestampType")
     texts = messages.selectExpr(*given, "cast(value as string) as value", *carried)
@@ -150,7 +150,7 @@ def parse_events(messages: DataFrame, fields: str, carried: Sequence[str] = ()) 
 
 
 def _judgement() -> str:
-    """Whether a message is no event, as `journal.kafka.messages` judges it."""
+    """SQL: whether a message is no event, by the rules of `journal.kafka.messages`."""
     it = "_parsed.it"
     reasons = [
         "value is null",
@@ -191,7 +191,7 @@ def _check_names(told: DataFrame) -> None:
 
 
 _ACCESS = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.")
-_ALIASES = {"sasl.mechanisms": "sasl.mechanism"}  # librdkafka takes both
+_ALIASES = {"sasl.mechanisms": "sasl.mechanism"}  # librdkafka accepts both
 _SAME = ("security.protocol", "sasl.mechanism", "ssl.key.password")
 _VERIFIED = "ssl.endpoint.identification.algorithm"
 _TRUSTED = {"ssl.ca.location": "ssl.truststore.location", "ssl.ca.pem": "ssl.truststore.certificates"}
@@ -207,7 +207,7 @@ _MODULES = {
 
 
 def spark_options(options: Mapping[str, str]) -> dict[str, str]:
-    """What Spark's connector is told, with the secrets in it. SettingInvalid names an option that it cannot be told."""
+    """The options for Spark's connector, with secrets; SettingInvalid names an option without a translation."""
     given = with_secrets({_ALIASES.get(name, name): value for name, value in options.items()})
     found: dict[str, str] = {}
     for name, value in given.items():
@@ -221,8 +221,8 @@ def spark_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _said(name: str, value: str) -> dict[str, str]:
-    """One option in the words of Java's client."""
-    if name in _OWN_FILES:  # Java wants certificate and key in one file: so it gets the text of both
+    """One option in the terms of Java's client."""
+    if name in _OWN_FILES:  # Java wants certificate and key in one file: pass the text of both
         return _said(_OWN_FILES[name], _text(name, value))
     if name in _OWN:
         return {"ssl.keystore.type": "PEM", _OWN[name]: value}
@@ -234,7 +234,7 @@ def _said(name: str, value: str) -> dict[str, str]:
 
 
 def _login(given: Mapping[str, str]) -> str:
-    """User and password as Java's client wants them."""
+    """User and password as a JAAS configuration."""
     mechanism = given.get("sasl.mechanism", "GSSAPI")
     if mechanism not in _MODULES:
         raise SettingInvalid(

@@ -1,10 +1,10 @@
-"""Validation of messages on Kafka: those that are no events, do not fit or are dated too far ahead become dead letters.
+"""Validation of Kafka messages: malformed, mismatched and future-dated messages become dead letters.
 
 The append time is the broker's (`message.timestamp.type=LogAppendTime`). Where a topic keeps the producer's time, which
-may say anything, a message counts as appended when its batch was planned: Spark's `current_timestamp()`, which stands
-in the checkpoint, so that a batch that is run again refuses the same messages. That is never before the true append
-time, and the watermark stays within `future_s_max` of the clock; but a view that is folded again later takes a message
-whose time has come by then.
+may be anything, the append time is the planning time of the batch: Spark's `current_timestamp()`, which the checkpoint
+records, so a repeated batch refuses the same messages. The planning time is never before the true append time, and the
+watermark stays within `future_s_max` of the clock. But a view folded again later accepts a message whose time has come
+by then.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SAID: Final = ("id", "entity", "type")
 
 @dataclass(frozen=True, slots=True)
 class KafkaValidator:
-    """Reads the fields of messages in Python workers, as the journal's own source does, and refuses what does not fit.
+    """Parses the fields of messages in Python workers, as the journal's own source does, and refuses mismatches.
 
-    `body` is the column with the JSON, `whole` whether that is the message's whole value, which may be anything; `time`
-    is the column with the event's time. `schema` has the columns of the rows, the fields last.
+    `body` is the column with the JSON; `whole`: the body is the message's whole value, which may be anything. `time` is
+    the column with the event's time. `schema` has the columns of the rows, the fields last.
     """
 
     validator: Validator
@@ -75,7 +75,7 @@ class KafkaValidator:
         if not self.whole:
             table, misfits = fitted(texts, self.fields)
             return table, set(misfits)
-        # Inside of an object of our own: each text gives exactly one row, whatever follows the object in it.
+        # Wrapped in an object of our own: each text gives exactly one row, whatever follows the object in the text.
         wrapped = pc.binary_join_element_wise('{"it":', texts, ',"end":true}', "")
         schema = pa.schema([("it", pa.struct(list(self.fields))), ("end", pa.bool_())])
         table, misfits = fitted(wrapped, schema)
@@ -104,9 +104,9 @@ class KafkaValidator:
 def validated(
     messages: DataFrame, given: Sequence[str], fields: str, validator: Validator, topic: str, *, body: str, time: str
 ) -> DataFrame:
-    """The messages' given columns, then the fields of those that pass.
+    """The messages' given columns, then the fields, of the messages that pass.
 
-    The messages have the columns `_malformed` and `_appended` as well. ViewInvalid for fields that cannot be read.
+    The messages also have the columns `_malformed` and `_appended`. ViewInvalid for fields that cannot be read.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import DataType, StructType

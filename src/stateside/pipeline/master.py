@@ -1,12 +1,12 @@
-"""Where Spark runs: on this machine, or on a cluster whose masters are named by their addresses.
+"""Spark's master: the driver's own process, or a cluster named by the addresses of its masters.
 
     local[2]                       in the driver's own process
     spark://one:7077               a standalone cluster
-    spark://one:7077,two:7077      …with standby masters: whichever leads is found, now and later
-    yarn, k8s://…                  what else Spark knows; nothing of that is looked at here
+    spark://one:7077,two:7077      a standalone cluster with standby masters: drivers find the leading one
+    yarn, k8s://…                  other masters of Spark, passed on unchecked
 
-On a cluster executors run elsewhere, as other processes. Their Python has the driver's packages, if they lie at the
-same places: on the same machine, on a shared folder, or in the same image.
+On a cluster the executors are other processes. Their Python has the driver's packages if those packages lie at the same
+paths: on the same machine, on a shared folder, or in the same image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from stateside.core.errors import ClusterAway, SettingInvalid
 
-REACH_S_MAX = 10.0  # a master that is just being started is waited for so long
+REACH_S_MAX = 10.0  # covers a master that is still starting
 _PORT_MAX = 65_535
 _LOOK_S = 0.2
 _STANDALONE = "spark://"
@@ -29,7 +29,7 @@ _OTHERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|k8s://.+")
 
 
 def masters_of(master: str) -> list[tuple[str, int]]:
-    """The hosts and ports of a standalone cluster's masters; none of anything else. SettingInvalid if it is nothing."""
+    """The hosts and ports of a standalone cluster's masters, else empty; SettingInvalid for an unknown form."""
     if not master.startswith(_STANDALONE):
         if not _OTHERS.fullmatch(master):
             raise _no_master(master)
@@ -38,7 +38,7 @@ def masters_of(master: str) -> list[tuple[str, int]]:
 
 
 def check_reachable(master: str, wait_s: float = REACH_S_MAX) -> None:
-    """ClusterAway if at none of the addresses of a standalone cluster anybody listens."""
+    """ClusterAway if no address of a standalone cluster accepts a connection within `wait_s`."""
     addresses, deadline = masters_of(master), time.monotonic() + wait_s
     while addresses:
         refusals = [_refusal(address, wait_s) for address in addresses]
@@ -54,12 +54,12 @@ def check_reachable(master: str, wait_s: float = REACH_S_MAX) -> None:
 
 
 def cluster_conf(master: str) -> dict[str, str]:
-    """What Spark is told besides, where executors are other processes: which packages their Python has."""
+    """Further Spark settings where executors are other processes: the import path of their Python."""
     return {"spark.executorEnv.PYTHONPATH": python_path()} if masters_of(master) else {}
 
 
 def python_path() -> str:
-    """Where this process finds packages besides those of its Python, as PYTHONPATH."""
+    """The import path of this process beyond its Python's own folders, as PYTHONPATH."""
     own = {Path(place) for name, place in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
     places = [Path(entry).absolute() for entry in sys.path]  # an empty entry is the working directory
     others = [place for place in places if place.exists() and not own & {place, *place.parents}]
@@ -81,7 +81,7 @@ def _no_master(master: str) -> SettingInvalid:
 
 
 def _refusal(address: tuple[str, int], wait_s: float) -> str | None:
-    """Why nobody answers there; None if somebody listens."""
+    """Why the connection failed; None if the address accepts connections."""
     try:
         socket.create_connection(address, timeout=max(wait_s, 1.0)).close()
     except OSError as error:

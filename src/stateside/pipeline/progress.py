@@ -1,9 +1,7 @@
-"""The progress of every batch, as Spark reports it, kept beside the checkpoint: the newest ones, a JSON line each.
+"""Progress of batches: Spark's own reports, observed while a query runs and kept beside the checkpoint as JSON lines.
 
 progress.jsonl      the newest batches, up to LINES_MAX
 progress.1.jsonl    the LINES_MAX before them
-
-What Spark tells of a running query: whether it waits for data, which batches it finished, and since when.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-LINES_MAX = 2_000  # about 3 KB each: two such files are 12 MB a view
+LINES_MAX = 2_000  # about 3 KB each: two files are 12 MB per view
 
 
 class ProgressFile:
-    """Appends to the file, and begins a new one when it is full. One writer; readers may come at any time."""
+    """An append-only file, rotated when full. One writer; readers at any time."""
 
     def __init__(self, path: Path, lines_max: int = LINES_MAX) -> None:
         self._path = path
@@ -30,7 +28,6 @@ class ProgressFile:
         self._lines = _count(path)
 
     def append(self, progress: dict[str, Any]) -> None:
-        """Keep one batch's progress."""
         if self._lines >= self._lines_max:
             self._path.replace(older(self._path))
             self._lines = 0
@@ -40,7 +37,7 @@ class ProgressFile:
 
 
 def read_progress(path: Path) -> Iterator[dict[str, Any]]:
-    """The batches that are kept, oldest first; a line that a crash cut short is left out."""
+    """The kept batches, oldest first; a line cut short by a crash is left out."""
     for file in (older(path), path):
         if file.exists():
             for line in file.read_text().splitlines():
@@ -51,7 +48,7 @@ def read_progress(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def older(path: Path) -> Path:
-    """The file before this one."""
+    """The rotated file."""
     return path.with_suffix(".1.jsonl")
 
 
@@ -59,7 +56,7 @@ def _count(path: Path) -> int:
     if not path.exists():
         return 0
     content = path.read_bytes()
-    if content and not content.endswith(b"\n"):  # a crash cut the last line short: the next one begins anew
+    if content and not content.endswith(b"\n"):  # a crash cut the last line short: end it
         with path.open("ab") as file:
             file.write(b"\n")
     return content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
@@ -67,15 +64,15 @@ def _count(path: Path) -> int:
 
 _WAITING_FOR_DATA = "Waiting for data to arrive"
 _WAITING_FOR_TRIGGER = "Waiting for next trigger"
-_LATE_US_MAX = 100_000  # so much later than it is due Spark may ask a source
+_LATE_US_MAX = 100_000  # Spark may poll a source later than due by this much
 
 
 class Observation:
-    """Looks at a query, a few times a second, and at its successors after restarts. For one thread, the heart's.
+    """Observes a query a few times a second, and its successors after restarts. For one thread, the heartbeat's.
 
-    `batch` is the last batch that was finished, in this run or before; `in_this_run` whether one was since the start.
-    `caught_up_us` is when the source ended where that batch ends, if it is known.
-    `works` says whether the present query has come through a batch, or found nothing new: what it rests on is there.
+    `batch` is the last finished batch, of this run or before; `in_this_run` whether one finished since the start.
+    `caught_up_us` is the time at which the source ended where `batch` ends, if known. `works` is true once the present
+    query has finished a batch or found nothing new: its resources are then reachable.
     """
 
     def __init__(
@@ -85,12 +82,12 @@ class Observation:
         interval_ms: int,
         dead_letters: Callable[[int], int] = lambda batch: 0,
     ) -> None:
-        """`dead_letters` is called with each batch that was finished, and stores and counts those that are new."""
+        """`dead_letters` is called with each finished batch, and stores and counts its new dead letters."""
         self._progress = progress
         self._dead_letters = dead_letters
         self._interval_us = interval_ms * 1_000
         self._query: StreamingQuery | None = None
-        self._quiet_looks: deque[int] = deque()  # when it waited for data, at looks in a row with no batch in between
+        self._quiet_looks: deque[int] = deque()  # consecutive observations of a waiting query
         self.batch = last_batch
         self.caught_up_us: int | None = None
         self.in_this_run = False
@@ -98,15 +95,18 @@ class Observation:
         self.works = False
 
     def turn_to(self, query: StreamingQuery) -> None:
-        """Look at this query from now on. One that failed is looked at until then: its last batches count."""
+        """Observe this query from now on.
+
+        A failed query is observed until its successor starts: its last batches count.
+        """
         self._query, self.works = query, False
 
     def look(self, time_us: int) -> list[dict[str, Any]]:
-        """Look, at this time; keeps the progress of the batches that were finished since, and returns them."""
+        """Observe at this time; keeps and returns the progress of the batches finished since the last call."""
         query = self._query
         if query is None:
             return []
-        waiting = query.isActive and waits(query)  # before the batches: one that ends in between is then among them
+        waiting = query.isActive and waits(query)  # read first: a batch that ends in between is then found
         finished = _finished_since(query, self.batch)
         for progress in finished:
             progress["deadLetters"] = self._dead_letters(int(progress["batchId"]))
@@ -123,9 +123,10 @@ class Observation:
         return finished
 
     def asked_since(self, time_us: int) -> int | None:
-        """Since when Spark, which waits for data, has asked the source again, and found nothing; None if unknown.
+        """A time since which Spark has polled the source again and found nothing new; None if unknown.
 
-        It asks all the time, or once a `batch_interval_ms`: surely after a look that is older than that.
+        Spark polls all the time, or once per `batch_interval_ms`, so certainly after an observation older than the
+        interval.
         """
         looks = self._quiet_looks
         due_us = time_us - self._interval_us - _LATE_US_MAX
@@ -135,10 +136,10 @@ class Observation:
 
 
 def caught_up_us(progress: Mapping[str, Any]) -> int | None:
-    """When the sources ended where a batch ends; None if it left something for the next one, or if that is not known.
+    """The time at which the sources ended where a batch ends; None if unknown, or if the batch left events over.
 
-    Spark asks a source for its end after the trigger's time, which is told. A batch that was planned by an earlier run
-    is repeated without asking, and one with a limit may end before the source does.
+    Spark asks a source for its end after the trigger's time, which the report has. A batch planned by an earlier run is
+    repeated without asking, and a batch with a limit may end before the source does.
     """
     ends = [(source["endOffset"], source.get("latestOffset")) for source in progress["sources"]]
     known = "latestOffset" in progress["durationMs"] and bool(ends)
@@ -160,7 +161,7 @@ def rests(query: StreamingQuery) -> bool:
 
 
 def _finished_since(query: StreamingQuery, batch: int | None) -> list[dict[str, Any]]:
-    """The progress of the batches that were finished after this one, oldest first."""
+    """The progress of the batches that finished after this one, oldest first."""
     last = query._jsq.lastProgress()
     if last is None:
         return []
@@ -172,5 +173,5 @@ def _finished_since(query: StreamingQuery, batch: int | None) -> list[dict[str, 
 
 
 def _is_batch(report: dict[str, Any]) -> bool:
-    """Whether a batch was run; Spark also reports, now and then, that there was nothing to do."""
+    """Whether a batch ran; Spark also reports, now and then, that there was nothing to do."""
     return "addBatch" in report["durationMs"]

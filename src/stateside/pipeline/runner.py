@@ -1,16 +1,17 @@
-"""The runner: starts an application's queries, supervises them, keeps their heartbeats, and stops them.
+"""The runner: start, supervision, heartbeats and stop of an application's queries.
 
-with Runner(app, Layout(folder)) as runner:
-    runner.wait(told_to_stop)        # until that says so, or PipelineFailed
+    with Runner(app, Layout(folder)) as runner:
+        runner.wait(told_to_stop)        # until told_to_stop() is true, or PipelineFailed
 
-How it stops, within `stop_s_max`:
+The stop, within `stop_s_max`:
 
-1. The journal's source plans no new batch (the file `pause`), and a batch that is held for its sink is given up.
-2. The batch that is running comes to its end, and is committed.
-3. The queries are stopped. One whose batch outlasted the time is stopped in the middle; the next run repeats it.
-4. A leader releases its lease: from here on a standby may begin, while this one's JVM still ends.
+1. The journal's source plans no new batch (the file `pause`), and a batch held for its sink is given up.
+2. The running batch finishes and is committed.
+3. The queries are stopped. A query whose batch outlasts the limit is stopped inside the batch; the next run repeats it.
+4. A leader releases its lease: from here on a standby may start, while this run's JVM still ends.
 
-With a `leadership` everything but Spark's scratch files is reached through the leader's gate (`leadership.election`).
+With a `leadership`, all files except Spark's scratch files are reached through the leader's gate
+(`leadership.election`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _STOP_POLL_S = 0.02
 
 log = logging.getLogger(__name__)
 
-OnBeat = Callable[[str, Heartbeat, list[dict[str, Any]]], None]  # view, its heartbeat, batches finished since the last
+OnBeat = Callable[[str, Heartbeat, list[dict[str, Any]]], None]  # view, heartbeat, newly finished batches
 
 
 class Runner:
@@ -69,20 +70,21 @@ class Runner:
         on_beat: OnBeat | None = None,
         leadership: Leadership | None = None,
     ) -> None:
-        """A given `session` is used and left running; without one the runner starts its own and stops it at the end.
+        """A given `session` is left running at the end; without one the runner starts and stops its own.
 
-        `on_beat` is called by the heart, a few times a second, for each view. A `leadership` is released at the end.
+        The heartbeat thread calls `on_beat`, a few times a second, for each view. A `leadership` is released at the
+        end.
         """
         self._app = app
         self._leadership = leadership
         self._layout = layout if leadership is None else Layout(leadership.root)
         self._pause = self._layout.pause if leadership is None else leadership.pause_file
-        self._driver_lock, self._scratch = layout.driver_lock, layout.spark  # by their own paths: no gate to go through
+        self._driver_lock, self._scratch = layout.driver_lock, layout.spark  # not through the gate
         self._settings = settings or RunSettings.of(("in the application", app.settings))
         self._given_session = session
         self._on_beat = on_beat
         self._clock: Clock = SystemClock()
-        self._journal_end = Position.of({})  # the last one that was seen; the heart's
+        self._journal_end = Position.of({})  # the last known end; owned by the heartbeat thread
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -92,10 +94,10 @@ class Runner:
         with ExitStack() as stack:
             leads = self._leadership is not None
             if self._leadership is not None:
-                stack.callback(self._leadership.release)  # if it fails before it has begun
+                stack.callback(self._leadership.release)  # for a failure before the queries start
             handle = driver_lock.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
             stack.callback(os.close, handle)
-            stack.callback(self._pause.unlink, missing_ok=True)  # before the next driver may begin
+            stack.callback(self._pause.unlink, missing_ok=True)  # before the lock is released
             self._pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
             driver_lock.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
@@ -116,7 +118,10 @@ class Runner:
                 self._try_heartbeat(query, stopped=True)
 
     def wait(self, told_to_stop: Callable[[], bool]) -> None:
-        """Until it is told to stop; PipelineFailed as soon as a view fails for good, LeadershipLost if others lead."""
+        """Run until told to stop.
+
+        PipelineFailed once a view fails for good, LeadershipLost if another process leads.
+        """
         while not told_to_stop():
             self._check_leadership()
             with self._as_leader():
@@ -134,7 +139,7 @@ class Runner:
             keep_fields(self._layout.fields, payload_fields(self._app))
 
     def _note_removed_views(self) -> None:
-        """A view that the application does not declare any more is served as it was left, and its state says so."""
+        """A view that the application no longer declares is served as it was left, with the state `removed`."""
         for view in self._layout.views():
             heartbeat = Heartbeat.load(view.heartbeat)
             if view.name not in self._app.views and heartbeat is not None and heartbeat.state != "removed":
@@ -144,7 +149,7 @@ class Runner:
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:
-        """A gate that is shut lets things fail in many ways: LeadershipLost is the reason for all of them."""
+        """A shut gate makes operations fail in many ways: report LeadershipLost instead."""
         try:
             yield
         except Exception:
@@ -153,11 +158,11 @@ class Runner:
 
     def _check_leadership(self) -> None:
         if self._leadership is not None:
-            with suppress(OSError):  # the storage is away: nobody else can take over either
+            with suppress(OSError):  # with the storage away nobody else can take over either
                 self._leadership.check()
 
     def run_to_end(self) -> None:
-        """Until all that the sources hold now (up to `stop_at`) is processed, and the batches without data after it."""
+        """Process all present events of the sources (up to `stop_at`), and the batches without data after them."""
         for query in self._queries:
             query.run_to_end()
             query.tend()
@@ -197,18 +202,18 @@ class Runner:
                 self._try_heartbeat(query)
 
     def _try_heartbeat(self, query: ViewQuery, *, stopped: bool = False) -> None:
-        """One view's trouble keeps no other from its heartbeat."""
+        """Trouble with one view must not stop the heartbeats of the others."""
         try:
             self._write_heartbeat(query, stopped=stopped)
-        except (OSError, StatesideError) as error:  # a full disk, say: answers grow old until it succeeds again
+        except (OSError, StatesideError) as error:  # a full disk, say: answers age until a heartbeat succeeds
             log.error("no heartbeat: %s", error)
-        except Exception:  # the JVM is dying: the main thread says so, in a sentence
+        except Exception:  # the JVM is dying: the main thread reports the cause
             log.info("no heartbeat", exc_info=True)
 
     def _write_heartbeat(self, query: ViewQuery, *, stopped: bool) -> None:
-        time_us = self._clock.now_us()  # before the end is read: what was there at this time lies before it
+        time_us = self._clock.now_us()  # before the end is read, so all events of this time lie before the end
         finished: list[dict[str, Any]] = []
-        with suppress(*((Py4JError, OSError) if stopped else ())):  # the JVM may be gone: then the last word is enough
+        with suppress(*((Py4JError, OSError) if stopped else ())):  # the JVM may be gone: keep the last observation
             finished = query.observe(time_us)
         heartbeat = query.heartbeat(time_us, self._find_journal_end())
         if stopped and heartbeat.state != "failed":
@@ -218,7 +223,7 @@ class Runner:
         self._tell(query.view.name, heartbeat, finished)
 
     def _find_journal_end(self) -> Position | None:
-        """Where the journal ends; None if it is away. A journal never gets shorter: one that did is not there."""
+        """The journal's end; None if the journal is away. A journal never shrinks: a shorter one counts as away."""
         try:
             end = acknowledged_end(self._layout.journal)
         except (OSError, StatesideError) as error:

@@ -1,10 +1,9 @@
-"""The Spark session: one JVM, started with what Stateside relies on.
+"""The Spark session: one JVM with the settings that Stateside relies on, and a fast launcher for Python workers.
 
-The Python that Spark's workers run on: this one, with PySpark from where it is installed.
-
-Spark puts its own copy of PySpark first on its workers' path: a zip file of sources, which Python compiles anew in each
-process. Workers are short, and one starts with every query: a second each, of which two thirds are that. So they are
-started by a *launcher*, a script that takes the zip files off the path; what is imported then is what the driver has.
+Spark puts its own copy of PySpark first on its workers' path: a zip file of sources, which Python compiles again in
+each process. Workers are short-lived, and one starts with every query: one second each, two thirds of it compilation.
+So a *launcher*, a script that takes the zip files off the path, starts the workers; they then import the driver's
+packages.
 
     <prefix>/share/stateside/python-<checksum of the script>/python
 """
@@ -58,9 +57,9 @@ exec {python} "$@"
 def worker_environment(
     master: str, environ: Mapping[str, str] | None = None, *, launchers: Path | None = None
 ) -> dict[str, str]:
-    """The variables to set before a JVM is launched, so that its workers start quickly.
+    """Environment variables for launching a JVM whose workers start quickly.
 
-    None where workers may run on other machines, which do not have the launcher, or belong to another Spark than the
+    Empty where workers may run on other machines, which lack the launcher, or belong to another Spark than the
     installed one.
     """
     environ = os.environ if environ is None else environ
@@ -70,7 +69,7 @@ def worker_environment(
 
 
 def write_launcher(folder: Path) -> Path:
-    """The launcher below `folder`, written where it is not there yet. Several processes may do so at once."""
+    """The launcher below `folder`, written if missing. Safe for concurrent processes."""
     text = LAUNCHER.format(python=shlex.quote(sys.executable))
     launcher = folder / f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}" / "python"
     if not launcher.is_file():
@@ -89,26 +88,26 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The state as DESIGN section 5 measured it: RocksDB, changelogs, files with unique ids.
+    # State: RocksDB with changelogs, files with unique ids.
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STATE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STATE}.checkpointFormatVersion": "2",
-    # Executors of a cluster say as little as the driver; by default some lines for each task, for ever.
+    # Executors log as little as the driver; by default they log some lines for each task.
     "spark.executor.syncLogLevel.enabled": "true",
-    # A stop in the middle of a batch waits no longer for a sink that does not return; by default it would for ever.
+    # A stop inside a batch waits 2 s for a sink that does not return; by default without end.
     "spark.sql.streaming.stopTimeout": "2s",
-    # The journal's batch reads take conditions of queries (`pushed`).
+    # The journal's batch reader accepts predicates (`JournalBatchReader.pushFilters`).
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Small batches: a rename instead of a copy. (Not with RawLocalFileSystem: RocksDB's snapshots then fail to upload.)
+    # For small batches: a rename instead of a copy. (With RawLocalFileSystem RocksDB's snapshots fail to upload.)
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
 _HADOOP_UMASK = "spark.hadoop.fs.permissions.umask-mode"
 _FIXED = {
-    "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text: all of it
-    "spark.sql.session.timeZone": "UTC",  # periods are computed with functions that are right in UTC only
+    "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text, so no part may be cut
+    "spark.sql.session.timeZone": "UTC",  # periods are computed with functions that are correct only in UTC
 }
 
 
@@ -123,9 +122,9 @@ def start_session(
 ) -> SparkSession:
     """Start the JVM and a session on it, with the journal registered as a source.
 
-    Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds on to
-    for as long as it lives. On a cluster it returns once there is an executor; ClusterAway if no master answers, or
-    none has an executor in time.
+    Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds for
+    its lifetime. On a cluster the call returns once there is an executor; ClusterAway if no master answers, or none
+    provides an executor in time.
     """
     check_reachable(master)
     fixed = [name for name in conf or {} if name in _FIXED and (conf or {})[name] != _FIXED[name]]
@@ -136,7 +135,7 @@ def start_session(
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
     folders = {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
-    folders |= {_HADOOP_UMASK: f"{current_umask():03o}"}  # Hadoop sets the modes of its files itself, by default 022
+    folders |= {_HADOOP_UMASK: f"{current_umask():03o}"}  # Hadoop sets file modes itself, by default with umask 022
     given = RunSettings().spark_conf() if conf is None else conf
     settings.setAll(list((_DEFAULTS | cluster_conf(master) | folders | given | _FIXED).items()))
     with _environment(java_environment() | worker_environment(master)):
@@ -153,22 +152,22 @@ def start_session(
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop the session and its JVM, and wait until that has ended: nothing is left running."""
+    """Stop the session and its JVM, and wait for the end of the JVM: nothing is left running."""
     with suppress(Py4JError, OSError):  # the JVM may be gone already
         session.stop()
     _end_jvm()
-    SparkContext._active_spark_context = None  # without a JVM PySpark keeps it, and would start no other
+    SparkContext._active_spark_context = None  # without a JVM PySpark keeps the context, and would start no other
     SparkSession._instantiatedSession = None
 
 
 def jvm_pid(session: SparkSession) -> int | None:
-    """The process of the JVM of a session that `start_session` made; None if it has ended."""
+    """The process id of the session's JVM; None if the JVM has ended."""
     process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     return process.pid if process.poll() is None else None
 
 
 def has_ended(session: SparkSession | None) -> bool:
-    """Whether a session has lost its JVM; no session has lost none."""
+    """Whether the session has lost its JVM; False without a session."""
     return session is not None and jvm_pid(session) is None
 
 
@@ -209,7 +208,10 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkCo
 
 
 def _no_context(settings: SparkConf, log: Path, error: Py4JError) -> PipelineFailed | ClusterAway:
-    """Why Spark has started, and is no driver all the same. Of a cluster that did not take it Spark tells little."""
+    """The error for a JVM that started but has no context.
+
+    Spark reports little about a cluster that rejected the driver.
+    """
     master = settings.get("spark.master") or ""
     if masters_of(master):
         return ClusterAway(
@@ -223,7 +225,7 @@ def _no_context(settings: SparkConf, log: Path, error: Py4JError) -> PipelineFai
 
 
 def _await_executor(context: SparkContext, log: Path, wait_s: float) -> None:
-    """Until the cluster has given an executor. Without one Spark would wait for ever, and say so in its log only."""
+    """Wait for an executor from the cluster. Spark itself would wait without end, and report it only in its log."""
     told, deadline = context._jsc.sc(), time.monotonic() + wait_s
     while told.getExecutorMemoryStatus().size() < 2:  # the driver is one of them
         if time.monotonic() > deadline:
@@ -241,7 +243,7 @@ def _await_executor(context: SparkContext, log: Path, wait_s: float) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables in this process's environment for a while: Spark's launcher takes them from nowhere else."""
+    """Set these variables in this process's environment for a while: Spark's launcher reads them only there."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,11 +1,11 @@
-"""How an application runs: one table of settings, filled in from code, then from a file, then from flags.
+"""Settings of a run: one table, filled in from code, then from a file, then from flags.
 
     App("shop", settings={"profile": "throughput"})          in code
     profile = "throughput"                                   in stateside.toml
     stateside run shop:app --profile throughput              as a flag, which wins
 
-The fields of `RunSettings` are the table: `docs/settings.md`, the flags of `stateside run` and the check of the file
-are all made from it. A *profile* sets other defaults for some of them; what is given explicitly wins over it.
+The fields of `RunSettings` are the table: `docs/settings.md`, the flags of `stateside run` and the validation of the
+file are generated from it. A *profile* sets other defaults for some settings; explicit values win over the profile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of a run. `stop_at` is not for files: a run that ends at a position is for tests and tools."""
+    """The settings of a run. `stop_at` is not for files: only tests and tools end a run at a position."""
 
     profile: str = _setting("low-latency", "Sets other defaults for the settings below.", choices=tuple(PROFILES))
     master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster: spark://one:7077,two:7077.")
@@ -79,11 +79,11 @@ class RunSettings:
     accept_changes: bool = _setting(False, "Go on with a changed query whose state has the same columns.")
     spark: dict[str, str] = field(default_factory=dict, metadata={"help": "Further settings, by Spark's own names."})
     stop_at: Position | None = None
-    given: frozenset[str] = frozenset()  # the names that a layer gave, whatever their defaults
+    given: frozenset[str] = frozenset()  # names set explicitly by any layer
 
     @classmethod
     def of(cls, *layers: tuple[str, Mapping[str, Any]]) -> RunSettings:
-        """The settings that these layers give, the last one winning; each comes with its name, for messages.
+        """Merge these layers, the last one winning; each layer comes with its name, for messages.
 
         SettingInvalid names the first entry that does not exist or has an impossible value.
         """
@@ -96,16 +96,14 @@ class RunSettings:
 
     @classmethod
     def profile_default(cls) -> str:
-        """The profile where none is named."""
         return next(iter(PROFILES))
 
     @property
     def future_us_max(self) -> int | None:
-        """The same in microseconds; None for no limit."""
+        """`future_s_max` in microseconds; None for no limit."""
         return None if math.isinf(self.future_s_max) else round(self.future_s_max * 1_000_000)
 
     def spark_conf(self) -> dict[str, str]:
-        """What Spark is told."""
         return {
             "spark.driver.memory": self.driver_memory,
             "spark.sql.shuffle.partitions": str(self.partitions),
@@ -115,12 +113,11 @@ class RunSettings:
 
 
 def table() -> Iterator[Field[Any]]:
-    """The settings that code, file and flags may give."""
+    """The settings that code, file and flags may set."""
     return (entry for entry in fields(RunSettings) if entry.metadata)
 
 
 def flag(entry: Field[Any]) -> str:
-    """The flag of a setting."""
     return "--" + entry.name.replace("_", "-")
 
 

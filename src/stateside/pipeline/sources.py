@@ -1,4 +1,4 @@
-"""Sources: what a view reads. The journal is the default; Kafka, files, or any streaming DataFrame work alike.
+"""Sources: the input of a view. The journal is the default; Kafka, files and any streaming DataFrame work alike.
 
     @app.view(key=["item"], source=sources.journal(types=["impression"]))
     @app.view(key=["item"], source=sources.kafka("localhost:9092", "impressions", fields="item string"))
@@ -6,7 +6,7 @@
     @app.view(key=["item"], source=sources.files("incoming", fields="item string, at timestamp"))
     @app.view(key=["value"], source=sources.stream(lambda spark: spark.readStream.format("rate").load()))
 
-A source is a value; Spark is first touched when `load` is called with a session.
+A source is a value; only `load`, called with a session, touches Spark.
 """
 
 from __future__ import annotations
@@ -34,38 +34,35 @@ _FILE_FORMATS = ("json", "csv", "parquet", "orc", "text")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a run reads a view's source: where the journal is, with which payload fields, how much a batch, up to where,
-    and what becomes of events that are refused.
-    """
+    """How a run reads a view's source: journal, payload fields, limits, and the treatment of refused events."""
 
     journal: Path
     fields: str = ""
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
     pause_file: Path | None = None
-    refused: Path | None = None  # where events that do not reach the view go (`dead_letters`); None: each is a row
-    future_us_max: int | None = None  # those, too, that are dated so far beyond their append time
-    times: tuple[str, ...] = ()  # fields of the events that may not lie further ahead, either (`watermarks`)
+    refused: Path | None = None  # folder of refused events (`dead_letters`); None: each event is a row
+    future_us_max: int | None = None  # events dated further beyond their append time are refused
+    times: tuple[str, ...] = ()  # fields under the same limit (`watermarks`)
 
 
 class Source(Protocol):
-    """What a view reads."""
+    """The input of a view."""
 
     @property
     def needs_jars(self) -> tuple[str, ...]:
         """The groups of `jars.lock` that Spark must be started with."""
 
-    def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """The streaming DataFrame."""
+    def load(self, session: SparkSession, reading: Reading) -> DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEvents:
-    """Events of the application's journal: all, or those of some types, or with any of some tags."""
+    """Events of the application's journal: all, or with some types, or with any of some tags."""
 
     types: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    columns: tuple[str, ...] = field(default=(), repr=False, kw_only=True)  # none of them changes what is read
+    columns: tuple[str, ...] = field(default=(), repr=False, kw_only=True)  # do not change which events are read
     start: str | None = field(default=None, repr=False, kw_only=True)  # of a new query
     dead_letters: bool = field(default=True, repr=False, kw_only=True)
 
@@ -76,7 +73,7 @@ class JournalEvents:
         return session.readStream.format(JOURNAL_FORMAT).options(**self.options(reading)).load()
 
     def options(self, reading: Reading) -> dict[str, str]:
-        """What the source is told. SettingInvalid if the journal is not on files."""
+        """The options of the Spark source. SettingInvalid if the journal is not on files."""
         check_not_read(reading.journal)
         options = {
             "path": reading.journal,
@@ -97,26 +94,25 @@ class JournalEvents:
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """Messages of a Kafka topic, whose values are JSON objects with these fields.
+    """Messages of a Kafka topic whose values are JSON objects with these fields.
 
-    Every message is a row, of a topic that is written in transactions every committed one:
+    Every message is a row, of a transactional topic every committed one:
 
-        topic, partition, offset, timestamp    where it lies in Kafka, and since when
+        topic, partition, offset, timestamp    the message's place in Kafka, and its time there
         key, value                             as text
         _malformed                             whether the value is not exactly one JSON object whose fields have these
                                                types, or key or value are no UTF-8
-        …                                      the fields; null if the object does not have them, all null if it is
-                                               malformed, or has no value at all (a tombstone)
+        …                                      the fields; null if absent from the object, all null if it is malformed,
+                                               or has no value at all (a tombstone)
 
-    Messages that are malformed or do not fit the fields become dead letters (`kafka_validator`), and so do those whose
-    `time`, the field that the view sets its watermark on, lies too far ahead; `_malformed` is false in every row.
-
-    Without `dead_letters` each is a row. So a view that ignores `_malformed` counts such a message, but adds nothing of
-    it; one that filters by it decides what becomes of the others, and their bytes are found in Kafka by topic,
-    partition and offset.
+    Messages that are malformed or do not fit the fields become dead letters (`kafka_validator`), as do messages whose
+    `time`, the field of the view's watermark, lies too far ahead; `_malformed` is then false in every row. Without
+    `dead_letters` each message is a row. A view that ignores `_malformed` counts a malformed message, but adds nothing
+    of it; a view that filters by `_malformed` decides itself, and finds the bytes in Kafka by topic, partition and
+    offset.
     """
 
-    servers: str = field(repr=False)  # where the same topic is today: no other source, and options may hold secrets
+    servers: str = field(repr=False)  # not in repr: the same topic may move, and options may hold secrets
     topic: str
     fields: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -140,7 +136,7 @@ class KafkaTopic:
         return self.validated(messages, Validator(reading.refused, reading.future_us_max))
 
     def validated(self, messages: DataFrame, validator: Validator) -> DataFrame:
-        """Kafka's rows as those described above, without those that become dead letters."""
+        """Kafka's rows as described above, without dead letters."""
         from stateside.pipeline.kafka_validator import APPEND_TIME, validated
 
         texts = messages.selectExpr(
@@ -160,10 +156,10 @@ _MALFORMED = "_malformed"
 
 
 def parse_messages(messages: DataFrame, fields: str) -> DataFrame:
-    """Kafka's rows as those that KafkaTopic describes.
+    """Kafka's rows as KafkaTopic describes them.
 
-    The value is parsed inside of an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
-    what it was asked for, and would not see a second object, or rubbish, behind the first.
+    The value is parsed inside an object of our own, `{"it": VALUE, "end": true}`: Spark's parser stops at the end of
+    the requested object, and would not see a second object or garbage after the first.
     """
     inner = fields.replace("\\", "\\\\").replace("'", "\\'")
     schema = f"it struct<{inner}>, end boolean, _broken string"
@@ -206,7 +202,6 @@ class Files:
     needs_jars: ClassVar[tuple[str, ...]] = ()
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """The files' rows with these fields."""
         reader = session.readStream.format(self.format).schema(self.fields)
         reader = reader.option("maxFilesPerTrigger", str(self.files_per_batch_max)).options(**self.options)
         return reader.load(self.path)
@@ -220,7 +215,6 @@ class DataFrameSource:
     needs_jars: tuple[str, ...] = ()
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
-        """What the function makes."""
         return self.make(session)
 
 
@@ -232,12 +226,14 @@ def journal(
     start: str | None = None,
     dead_letters: bool = True,
 ) -> Source:
-    """The application's journal: all its events, or those of these types, or with any of these tags.
+    """The application's journal: all its events, or with one of `types`, or with any of `tags`.
 
-    `columns`: which of `partition`, `sequence`, `version`, `metadata`, `data`, `extra` the events have as well.
-    `start`: where a new query begins, a position, or `begin`: at the first event that retention has left.
+    `columns`: further columns of the events, from `partition`, `sequence`, `version`, `metadata`, `data`, `extra`.
+
+    `start`: where a new query begins: a position, or `begin` for the first event that retention has left.
+
     `dead_letters`: whether events that do not fit the fields, or are dated too far ahead, become dead letters. If not,
-    each is a row, one that does not fit with nulls for all fields, and the view must guard its watermark itself.
+    each event is a row, with nulls for all fields if it does not fit, and the view must guard its watermark itself.
     """
     return JournalEvents(tuple(types), tuple(tags), columns=tuple(columns), start=start, dead_letters=dead_letters)
 
@@ -251,11 +247,10 @@ def kafka(
     options: Mapping[str, str] | None = None,
     dead_letters: bool = True,
 ) -> Source:
-    """A Kafka topic with JSON messages, from its earliest one on; `KafkaTopic` says what columns it has.
+    """A Kafka topic with JSON messages, from its earliest one on; `KafkaTopic` lists the columns.
 
-    `fields` is DDL; `time` the field that views set their watermark on, Kafka's own `timestamp` if it is not given;
-    `options` are Spark's own, and a value `env:NAME` is taken from that environment variable. `dead_letters` as of
-    `journal`.
+    `fields` is DDL; `time` the field of the views' watermark, by default Kafka's own `timestamp`; `options` are Spark's
+    own, and a value `env:NAME` is read from the environment variable NAME. `dead_letters` as in `journal`.
     """
     return KafkaTopic(servers, topic, fields, dict(options or {}), time, dead_letters)
 
@@ -270,9 +265,9 @@ def kafka_journal(
     options: Mapping[str, str] | None = None,
     dead_letters: bool = True,
 ) -> Source:
-    """A journal on Kafka (`journal.kafka`), from its earliest event on; `kafka_events` says what columns it has.
+    """A journal on Kafka (`journal.kafka`), from its earliest event on; `kafka_source` lists the columns.
 
-    `fields`, of the payload, is DDL; `options` are Spark's own, as of `kafka`; `dead_letters` as of `journal`.
+    `fields`, of the payload, is DDL; `options` are Spark's own, as in `kafka`; `dead_letters` as in `journal`.
     """
     from stateside.pipeline.kafka_source import KafkaEvents
 
@@ -294,14 +289,14 @@ def files(
 
 
 def stream(make: Callable[[SparkSession], DataFrame], *, jars: Sequence[str] = ()) -> Source:
-    """Any streaming DataFrame that a function makes from the session; `jars` as `("kafka",)` if it needs them."""
+    """Any streaming DataFrame that a function makes from the session; `jars` like `("kafka",)` if needed."""
     return DataFrameSource(make, tuple(jars))
 
 
 def with_jars(conf: Mapping[str, str], sources: Iterable[Source]) -> dict[str, str]:
-    """These settings of Spark's, with the jars that the sources need; fetched if this machine has not got them yet.
+    """These Spark settings plus the jars that the sources need, fetched if missing on this machine.
 
-    Where no source needs any, nothing is fetched or changed. SetupError if a jar cannot be had.
+    Where no source needs jars, nothing is fetched or changed. SetupError if a jar cannot be fetched.
     """
     groups = sorted({group for source in sources for group in source.needs_jars})
     files = [str(file) for group in groups for file in jars.fetch(group)]

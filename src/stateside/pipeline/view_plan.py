@@ -1,4 +1,4 @@
-"""Planning a view: what its function makes of its source, what is served of that, and whether its state fits."""
+"""Planning of a view: its function applied to its source, the catalogue derived from the plan, the state compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _END_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedView:
-    """The streaming DataFrame; the catalogue, None of a reaction; and the plan as text, to tell a changed query by."""
+    """The streaming DataFrame, the catalogue (None of a reaction), and the plan as text, to detect a changed query."""
 
     frame: DataFrame
     catalogue: Catalogue | None
@@ -46,7 +46,7 @@ class Planner:
     pause_file: Path
 
     def plan(self, view: View, session: SparkSession) -> PlannedView:
-        """ViewInvalid if the view cannot be run as declared, PipelineFailed if Spark ended meanwhile."""
+        """Plan a view; ViewInvalid if it cannot be run as declared, PipelineFailed if Spark ended meanwhile."""
         try:
             return self._plan(view, session)
         except StatesideError:
@@ -56,14 +56,14 @@ class Planner:
                 raise PipelineFailed(
                     f"Spark's JVM ended while the view {view.name!r} was planned", next_step="Run it again"
                 ) from error
-            # told now: an error of Spark's has no text any more once the JVM has ended
+            # formatted now: Spark's errors have no text once the JVM has ended
             raise ViewInvalid(
                 f"The view {view.name!r} fails: {type(error).__name__}: {reason(error)}",
                 next_step="Mend its function or the application's fields, then run again",
             ) from error
 
     def check(self, view: View, session: SparkSession) -> None:
-        """ViewInvalid also if the view is not the one that its state was built with."""
+        """Plan a view; ViewInvalid also if its state was built with another declaration."""
         plan, accept = self.plan(view, session), self.settings.accept_changes
         declaration.check(plan.catalogue, plan.text, self.layout.view(view.name), accept_changes=accept)
 
@@ -74,7 +74,7 @@ class Planner:
         frame = view.query(events, self.layout)
         _check_streaming(view, frame)
         times = times_to_check(view.name, source, events, frame)
-        if times:  # which only the plan says
+        if times:  # known only from the plan, so load again
             events = source.load(session, replace(reading, times=times))
             frame = view.query(events, self.layout)
         derive = derive_state_catalogue if view.state else derive_catalogue
@@ -94,7 +94,7 @@ class Planner:
 
 
 def _has_lost_spark(error: Exception, session: SparkSession) -> bool:
-    """Whether Spark's process has ended. A connection breaks a moment before that can be seen."""
+    """Whether Spark's process has ended. A connection breaks shortly before the end is visible."""
     deadline = time.monotonic() + (_END_S_MAX if isinstance(error, Py4JError | OSError) else 0)
     while not (ended := has_ended(session)) and time.monotonic() < deadline:
         time.sleep(0.02)

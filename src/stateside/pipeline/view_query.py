@@ -1,17 +1,12 @@
-"""One view's streaming query, through its restarts.
+"""A view's streaming query: its start, restarts, delivery to the sink, and stop.
 
-Restarts: when a query that failed is started again, and when that is given up.
+Schema paths of a `transformWithState`:
 
-Schema paths: where Spark finds the schemas of a `transformWithState` again.
+    state/OPERATOR/_metadata/v2/BATCH := "v2\n" {"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}], …}
 
-    state/OPERATOR/_metadata/v2/BATCH := "v2
-" {"stateStoreInfo": [{"stateSchemaFilePaths": [path…], …}], …}
-
-Spark keeps these as whole paths, by the name that the checkpoint had in that run. Another leader reaches the same
-folder through another gate, a restored or moved one lies elsewhere: Spark would look at the old place, and fail or
-take the state for one without a schema. So before a query starts they are made to lead to where it will run.
-
-Delivery: hands a query's batches to its sink, and holds a batch while the sink's other side is away.
+Spark stores absolute paths, by the checkpoint's path in that run. Another leader reaches the same folder through
+another gate, and a restored or moved checkpoint lies elsewhere: Spark would look at the old path, and fail or treat the
+state as one without a schema. So `bring_home` rewrites the paths before a query starts.
 """
 
 from __future__ import annotations
@@ -71,15 +66,15 @@ if TYPE_CHECKING:
 
 PAUSE_S_MAX = 60.0
 AWAY_PAUSE_S_MIN = 0.2
-_DOUBLINGS_MAX = 64  # a float holds no more than a thousand
+_DOUBLINGS_MAX = 64  # a float overflows after about 1,000
 
 
 @dataclass(slots=True)
 class Restarts:
-    """Failures in a row, the last one's reason, and when the next start is due.
+    """Consecutive failures, the last reason, and the time of the next start.
 
-    A batch that was finished in between ends the row. Failures because something is *away* are not counted, for up to
-    `hold_s_max` from the first of them on; what outlasts that is counted like any other.
+    A finished batch resets the count. Failures because a resource is *away* do not count for up to `hold_s_max` from
+    the first of them on; after that time they count like any other.
     """
 
     restarts_max: int
@@ -88,16 +83,16 @@ class Restarts:
     count: int = 0
     why: str | None = None
     due_s: float = 0.0
-    _batch: int | None = None  # the newest one at the last failure
+    _batch: int | None = None  # the newest batch at the last failure
     _away_since_s: float | None = None
 
     @property
     def away(self) -> bool:
-        """Whether the last failure was because something is away."""
+        """Whether the last failure was because a resource is away."""
         return self._away_since_s is not None
 
     def plan(self, failure: Failure, batch: int | None, now_s: float) -> bool:
-        """Plan the next start; whether there is to be one. `batch` is the newest one, None where it cannot be told."""
+        """Plan the next start; returns whether there is one. `batch` is the newest batch, None if unknown."""
         progressed = batch is not None and batch != self._batch
         if progressed:
             self.count, self._batch = 0, batch
@@ -129,7 +124,10 @@ _WITHIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*:)?.*/(?P<rest>state/\d+/_sta
 
 
 def bring_home(checkpoint: Path) -> None:
-    """Let all schema paths in a checkpoint lead into it. Its driver's to call, while no query runs on it."""
+    """Rewrite all schema paths in a checkpoint to lie inside it.
+
+    For the driver only, while no query runs on the checkpoint.
+    """
     for entry in checkpoint.glob("state/*/_metadata/v2/*"):
         if entry.name.isdigit():
             _bring_home(entry, checkpoint.absolute())
@@ -139,14 +137,14 @@ def _bring_home(entry: Path, checkpoint: Path) -> None:
     metadata = _metadata(entry.read_text())
     if metadata is None or not _moved(metadata, checkpoint):
         return
-    # Without its checksum a file is read as it is: between the two steps Spark would find either content right.
+    # Spark reads a file without a checksum unchecked, so both contents are valid between the two steps.
     entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
     content = f"{_VERSION}\n{json.dumps(metadata, ensure_ascii=False, separators=(',', ':'))}"
     write_atomically(entry, content.encode(), make_folder=False)
 
 
 def _metadata(text: str) -> dict[str, Any] | None:
-    """None of what is not as we know it: Spark says itself what it makes of that."""
+    """The parsed document; None for an unknown format, which is left for Spark to report."""
     version, _, document = text.partition("\n")
     try:
         found = json.loads(document) if version == _VERSION else None
@@ -156,7 +154,7 @@ def _metadata(text: str) -> dict[str, Any] | None:
 
 
 def _moved(metadata: dict[str, Any], checkpoint: Path) -> bool:
-    """Put the paths right; whether any was not."""
+    """Correct the paths; returns whether any has changed."""
     changed = False
     for store in metadata.get("stateStoreInfo", ()):
         before = store.get("stateSchemaFilePaths", [])
@@ -173,25 +171,25 @@ def _path_in(path: str, checkpoint: Path) -> str:
 
 PAUSE_S_MIN = 0.2
 HOLD_PAUSE_S_MAX = 10.0
-_AWAY = (SinkAway, ArchiveInvalid, JournalAway, OSError)  # a table that is gone, a full disk: it may come back
+_AWAY = (SinkAway, ArchiveInvalid, JournalAway, OSError)  # a missing table or a full disk may come back
 log = logging.getLogger(__name__)
 
 
 def always() -> None:
-    """Who runs without a lease may always write."""
+    """The check of a run without a lease: writing is always allowed."""
 
 
 class BatchDelivery:
-    """What Spark calls for each batch of a query (`foreachBatch`): one action on its rows, once.
+    """The `foreachBatch` function of a query: one action on a batch's rows, once.
 
-    While the other side is away the batch is held here, uncommitted, and tried again with longer and longer pauses.
-    Spark waits meanwhile, events stay in the journal, and readers keep the last batch. `holding` says why.
+    While the sink's destination is away, the batch is held here, uncommitted, and retried with growing pauses. Spark
+    waits meanwhile, events stay in the journal, and readers keep the last batch. `holding` has the reason.
     """
 
     def __init__(
         self, sink: Sink, checkpoint: Checkpoint, hold_s_max: float, may_write: Callable[[], None] = always
     ) -> None:
-        """`may_write` is asked before each attempt, and raises LeadershipLost if this process may not any more."""
+        """`may_write` is called before each attempt, and raises LeadershipLost if this process no longer leads."""
         self._sink = sink
         self._checkpoint = checkpoint
         self._hold_s_max = hold_s_max
@@ -201,17 +199,17 @@ class BatchDelivery:
         self.error: Exception | None = None
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Deliver the batch; raises only what holding does not help against, or what outlasts it."""
+        """Deliver the batch; raises errors that holding cannot cure, or that outlast `hold_s_max`."""
         try:
             self._deliver(rows, BatchId(self._query_of(batch), batch))
         except Exception as error:
-            self.error = error  # Spark tells it on as text only
+            self.error = error  # Spark passes it on only as text
             raise
         finally:
             self.holding = None
 
     def stop(self) -> None:
-        """Hold no longer: the batch that is held fails, uncommitted, and is repeated by the next run."""
+        """Stop holding: the held batch fails, uncommitted, and the next run repeats it."""
         self._stopping.set()
 
     def _deliver(self, rows: DataFrame, batch: BatchId) -> None:
@@ -231,10 +229,10 @@ class BatchDelivery:
             pause_s = min(2 * pause_s, HOLD_PAUSE_S_MAX)
 
     def _query_of(self, batch: int) -> str:
-        """The query's id; CheckpointAway if its checkpoint, or the batch's plan in it, is not there.
+        """The query's id; CheckpointAway if the checkpoint, or the batch's plan in it, is missing.
 
         Spark itself does not notice: it would write the plan of the next batch into a new folder. If the batch were
-        delivered then, and the checkpoint came back without that plan, other events would get the batch's number.
+        delivered and the checkpoint came back without the plan, other events would get the batch's number.
         """
         query = self._checkpoint.query_id()
         if query is None or not self._checkpoint.storage.exists(f"offsets/{batch}"):
@@ -255,9 +253,10 @@ _END_POLL_S = 0.02
 
 
 class ViewQuery:
-    """Starts a view's query, watches it, starts it again after a failure that is worth it, and stops it.
+    """A view's query: start, observation, restarts after retryable failures, stop.
 
-    Two threads use it: the runner's main one starts, tends and stops; the heart looks (`heartbeat`, `observe`).
+    Used by two threads: the runner's main thread starts, tends and stops; the heartbeat thread reads (`heartbeat`,
+    `observe`).
     """
 
     def __init__(
@@ -269,7 +268,7 @@ class ViewQuery:
         settings: RunSettings,
         leadership: Leadership | None = None,
     ) -> None:
-        """With a `leadership` the layout is the one of its gate."""
+        """With a `leadership`, the layout is the gate's."""
         self.view = view
         self._leadership = leadership
         self._query_id: str | None = None
@@ -279,7 +278,7 @@ class ViewQuery:
         self._source = app.source_of(view)
         self._planner = Planner(app, layout, settings, layout.pause if leadership is None else leadership.pause_file)
         self._query: StreamingQuery | None = None
-        self._last: StreamingQuery | None = None  # the one that failed; it may not have ended yet
+        self._last: StreamingQuery | None = None  # the failed query, which may not have ended yet
         self._delivery: BatchDelivery | None = None
         self._restarts = Restarts(settings.restarts_max, settings.restart_pause_s, settings.hold_s_max)
         self._dead_letters = DeadLetters(layout, view.name, self._checkpoint)
@@ -293,7 +292,7 @@ class ViewQuery:
         self._failed: str | None = None
 
     def start(self) -> None:
-        """Plan the query, keep its declaration, and start it; ViewInvalid if it cannot be run as declared."""
+        """Plan and start the query, and keep its declaration; ViewInvalid if the view cannot be run as declared."""
         plan = self._plan()
         frame, catalogue = plan.frame, plan.catalogue
         if catalogue is not None and (lacking := not_in_rollups(catalogue)):
@@ -309,7 +308,7 @@ class ViewQuery:
         if self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         if sink is None:
-            sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for them
+            sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for sessions
             writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
             may_write = always if self._leadership is None else self._leadership.check
@@ -330,7 +329,7 @@ class ViewQuery:
             ) from error
 
     def tend(self) -> None:
-        """Start the query again if it failed and it is time to; PipelineFailed if that is no use any more."""
+        """Restart the query if it failed and a restart is due; PipelineFailed once restarts are given up."""
         try:
             self._tend()
         except StatesideError as error:
@@ -345,7 +344,7 @@ class ViewQuery:
         failure = self._failure()
         if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
             self.hold_no_longer()
-            self.stop()  # Spark itself goes on for a while, in a folder that it makes anew
+            self.stop()  # Spark itself continues for a while, in a new folder
             self._fail(self._missing_checkpoint())
         elif failure is not None:
             self._fail(failure)
@@ -353,20 +352,20 @@ class ViewQuery:
             self._verify()
 
     def _start_again(self) -> None:
-        if _is_active(self._last):  # in the middle of a batch: Spark takes no second query of its name
+        if _is_active(self._last):  # still inside a batch: Spark accepts no second query of its name
             return
-        if not self._has_its_checkpoint():  # without it Spark would begin a new one, from the first event on
+        if not self._has_its_checkpoint():  # without a checkpoint Spark would start from the first event
             self._fail(self._missing_checkpoint())
             return
         try:
             self.start()
-        except ConnectionError:  # the one to the JVM
+        except ConnectionError:  # the connection to the JVM
             raise
-        except (OperatingError, OSError) as error:  # a sink or a disk that is away counts like a failure while it runs
+        except (OperatingError, OSError) as error:  # counts like a failure of a running query
             self._fail(judge_start(error))
 
     def _has_its_checkpoint(self) -> bool:
-        """Whether the checkpoint that this run began with is still at its place."""
+        """Whether the checkpoint of this run's start is still in place."""
         try:
             return self._checkpoint.query_id() == self._query_id
         except (OSError, CheckpointInvalid):
@@ -378,10 +377,10 @@ class ViewQuery:
         return Failure(why, worth_retrying=True, away=True)
 
     def run_to_end(self) -> None:
-        """Until all that its source holds now is processed, and the batch without data after it.
+        """Run until all present events of the source are processed, and the batch without data after them.
 
-        Spark's own `processAllAvailable` would not return from a view with timers of the clock: batches without data
-        follow each other there for ever. It is used for sources whose end only Spark knows.
+        Spark's own `processAllAvailable` would not return from a view with processing-time timers, whose batches
+        without data follow each other without end. Sources whose end only Spark knows use `processAllAvailable`.
         """
         end = StoredStream.at(self._layout.journal).end()
         stop_at = self._settings.stop_at
@@ -408,25 +407,25 @@ class ViewQuery:
             return False
 
     def quiet(self) -> bool:
-        """Whether no batch is running: it waits for data, or has ended."""
+        """Whether no batch is running: the query waits for data, or has ended."""
         try:
             return self._query is None or not self._query.isActive or rests(self._query)
         except (Py4JError, OSError):
             return True
 
     def hold_no_longer(self) -> None:
-        """Before a stop: a batch that is held for its sink is given up, uncommitted."""
+        """Before a stop: give up a batch that is held for its sink, uncommitted."""
         if self._delivery is not None:
             self._delivery.stop()
 
     def stop(self) -> None:
-        """Stop the query, in the middle of a batch if there is one: it is repeated by the next run."""
+        """Stop the query, even inside a batch; the next run repeats the batch."""
         if self._query is not None:
-            with suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
+            with suppress(Py4JError, OSError):  # the JVM is gone, with the query
                 self._query.stop()
 
     def heartbeat(self, time_us: int, journal_end: Position | None) -> Heartbeat:
-        """The sign of life; `journal_end` was read after `time_us`, and is None while the journal is away."""
+        """The heartbeat; `journal_end` was read after `time_us`, and is None while the journal is away."""
         state, why = self.state()
         if isinstance(self._source, JournalEvents):
             return Heartbeat(time_us, journal_end, state, self._seen.batch, why)
@@ -436,7 +435,7 @@ class ViewQuery:
         return Heartbeat(time_us, end, state, self._seen.batch, why, None if end is None else end_us)
 
     def state(self) -> tuple[State, str | None]:
-        """In which state the view is, and why if it waits or has failed."""
+        """The state of the view, and the reason if it waits or has failed."""
         if self._failed is not None:
             return "failed", self._failed
         if self._delivery is not None and self._delivery.holding is not None:
@@ -446,7 +445,7 @@ class ViewQuery:
         return ("idle" if self._seen.waiting else "running"), None
 
     def observe(self, time_us: int) -> list[dict[str, Any]]:
-        """Look at the query, at this time, keep the progress of batches that it finished since, and return them."""
+        """Observe the query at this time; keeps and returns the progress of newly finished batches."""
         return self._seen.look(time_us)
 
     def _plan(self) -> PlannedView:
@@ -490,15 +489,15 @@ class ViewQuery:
         )
 
     def _verify(self) -> None:
-        """Once a run, after its first batch, which wrote the state's schema: the catalogue must fit it."""
+        """Once per run, after the first batch has written the state's schema: the catalogue must fit the schema."""
         try:
             check_state(Catalogue.load(self._places.catalogue), self._checkpoint.storage)
-        except OSError:  # not there yet, or away: then later
+        except OSError:  # not written yet, or away: check later
             return
         self._verified = True
 
     def _position(self) -> Position | None:
-        """Where the last batch ends."""
+        """The end position of the last batch."""
         try:
             return None if self._seen.batch is None else self._checkpoint.plan(self._seen.batch).position
         except (FileNotFoundError, StatesideError):
@@ -508,7 +507,7 @@ class ViewQuery:
         return max(self._checkpoint.commits(), default=None)
 
     def _newest_batch_if_told(self) -> int | None:
-        """The same, looked up now: the heart may not have looked since. None also while the checkpoint is away."""
+        """`_newest_batch`, read now because the heartbeat thread may lag; None also while the checkpoint is away."""
         try:
             return self._newest_batch()
         except OSError:
@@ -518,7 +517,7 @@ class ViewQuery:
 def _is_active(query: StreamingQuery | None) -> bool:
     try:
         return query is not None and query.isActive
-    except (Py4JError, OSError):  # the JVM is gone, which the next start tells
+    except (Py4JError, OSError):  # the JVM is gone: the next start reports that
         return False
 
 

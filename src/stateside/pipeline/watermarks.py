@@ -1,7 +1,7 @@
-"""Which columns of its events a view's watermark is made of: their times must be held against the append time, too.
+"""Watermark lineage: the event columns behind a view's watermark, whose times must be checked against the append time.
 
-A far-future value in a column that a view sets its watermark on would close all windows, whatever the event's own time
-says. So the source checks these columns as well, where they are declared timestamps; other columns are refused here.
+A far-future value in a watermark column would close all windows, whatever the event's own time is. So the source checks
+these columns too, where they are declared timestamps; a watermark on any other column is refused here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHECKED: Final = frozenset({"time", "appended"})
-_CHECKED_ON_KAFKA: Final = frozenset({"time"})  # `appended` stands in the message: it is the producer's word
+_CHECKED_ON_KAFKA: Final = frozenset({"time"})  # `appended` is in the message, so the producer sets it
 
 
 def times_to_check(view: str, source: Source, events: DataFrame, frame: DataFrame) -> tuple[str, ...]:
-    """The events' fields, beside their time, that the view's watermarks are made of.
+    """The event fields, besides `time`, that feed the view's watermarks.
 
-    ViewInvalid for a watermark that is made of something else: the source could not keep it from running ahead.
+    ViewInvalid for a watermark from any other column: the source could not keep it from running ahead.
     """
     if not isinstance(source, JournalEvents | KafkaEvents | KafkaTopic) or not source.dead_letters:
         return ()
@@ -51,7 +51,7 @@ class _Attribute:
 
 @dataclass(frozen=True, slots=True)
 class _Lineage:
-    """The columns that watermarks are set on, the events' columns, and what other columns are made of; by number."""
+    """Columns with watermarks, the events' columns, and the inputs of derived columns; by expression id."""
 
     watermarks: Sequence[_Attribute]
     given: Mapping[int, str]
@@ -72,7 +72,7 @@ class _Lineage:
         return cls([_Attribute(each.name(), each.exprId().id()) for each in marked], given, made_of)
 
     def columns_of(self, attribute: _Attribute) -> frozenset[str] | None:
-        """The events' columns that this one is made of; None if the plan does not say, such as after a Python map."""
+        """The event columns behind this attribute; None if the plan does not show them, such as after a Python map."""
         found: set[str] = set()
         left = [attribute.number]
         while left:
@@ -87,14 +87,14 @@ class _Lineage:
 
 
 def _other_columns(watermark: str, columns: frozenset[str] | None, checked: frozenset[str]) -> frozenset[str] | None:
-    """Those that the source does not check anyway; None if they are unknown."""
-    if columns is None:  # made in Python, say: under the name of a checked column it is taken for that one
+    """The columns that the source does not check already; None if unknown."""
+    if columns is None:  # made in Python, say: a column with a checked name passes
         return frozenset() if watermark in checked else None
     return columns - checked
 
 
 def _check_topic(view: str, source: KafkaTopic, watermark: str, columns: frozenset[str] | None) -> None:
-    """A topic's messages have their time in the field that the source names, or in Kafka's own `timestamp`."""
+    """A topic's messages have their time in the source's `time` field, or in Kafka's own `timestamp`."""
     time = source.time or "timestamp"
     if columns == frozenset({time}) or (columns is None and watermark == time):
         return
@@ -129,7 +129,6 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def _each(sequence: Any) -> Iterator[Any]:
-    """The elements of a sequence of Scala's."""
     return (sequence.apply(place) for place in range(sequence.size()))
 
 

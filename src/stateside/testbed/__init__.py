@@ -1,6 +1,6 @@
-"""The stage: what the demo and the scenarios of chaos have in common.
+"""The testbed: infrastructure shared by the demo and the chaos scenarios.
 
-`ground` is what the system stands on, a broker and a cluster where it has them; `supervised` is a part that is started
-again when it ends; `feeder` lets the months pass; `proof` compares what came out with what was generated. `folder` is
-where it all lies, `report_file` where machines find the report, and `interrupts` are how people end it before its time.
+`system` prepares the journal's broker and Spark's cluster, where a run has them (`broker`, `cluster`); `component` has
+supervised processes and interrupts; `feeder` replays compressed months; `proof` compares the outcome with the
+generator's expectation; `demo_folder` has the working folder and the report file for machines.
 """

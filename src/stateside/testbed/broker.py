@@ -1,16 +1,16 @@
-"""A local Kafka broker, for development and tests: one node, without ZooKeeper, as a child process.
+"""A local Kafka broker for development and tests: one node, without ZooKeeper, as a child process.
 
     with Broker(folder) as broker:
         broker.create_topic("orders", partitions=2)
         sources.kafka(broker.address, "orders", fields="…")
 
-It listens on the loopback interface only, and keeps its data in the folder:
+The broker listens on the loopback interface only. Files:
 
-    FOLDER/server.properties    written anew at each start
-    FOLDER/data/                its log; a later start on the same folder goes on with it
-    FOLDER/broker.log           what it says
+    FOLDER/server.properties    written again at each start
+    FOLDER/data/                its log; a later start on the same folder continues it
+    FOLDER/broker.log           its output
 
-No topic is created by mistake: a topic is there once somebody has created it.
+Topics are never created automatically.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SETTINGS = {
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "auto.create.topics.enable": "false",
-    # One node: whatever Kafka would copy has one copy here, and its own topics are small.
+    # One node: a single copy of everything, and small internal topics.
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
     "offsets.topic.replication.factor": "1",
@@ -54,7 +54,7 @@ _SETTINGS = {
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # After a SIGKILL the controller takes the broker back only when its old session has run out: 9 s by default.
+    # After a SIGKILL the controller readmits the broker only when its old session has expired: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "num.network.threads": "2",
@@ -63,7 +63,7 @@ _SETTINGS = {
 
 
 class Broker:
-    """One broker on one folder. Its ports are drawn once: started again, it is found at the same address."""
+    """One broker on one folder. Its ports are drawn once: a restart keeps the address."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self._folder = folder
@@ -72,25 +72,23 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """What clients call `bootstrap.servers`."""
+        """The clients' `bootstrap.servers`."""
         return f"{LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The process id of the running broker."""
         assert self._child is not None, "it runs"
         return self._child.pid
 
     def runs(self) -> bool:
-        """Whether its process runs."""
         return self._child is not None and self._child.returncode() is None
 
     def last_words(self) -> str:
-        """The last line that it has said."""
+        """The last line of its log."""
         return self._child.last_words() if self._child else "none"
 
     def start(self) -> None:
-        """Start it and wait until it answers; SetupError if it does not. A machine's first start fetches the jars."""
+        """Start the broker and wait for an answer; SetupError on failure. A machine's first start fetches the jars."""
         assert self._child is None, "it runs already"
         self._check_ports()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -102,18 +100,18 @@ class Broker:
         self._await_answer(self._child)
 
     def stop(self) -> None:
-        """Stop it in order. Nothing happens if it does not run."""
+        """Stop the broker in order, if it runs."""
         if self._child is not None:
             self._child.stop()
             self._child = None
 
     def kill(self) -> None:
-        """End it by SIGKILL, as a crash would; `start` brings it back with all that it had acknowledged."""
+        """End the broker by SIGKILL, like a crash; `start` brings it back with all acknowledged messages."""
         os.kill(self.pid, signal.SIGKILL)
         self.stop()
 
     def create_topic(self, name: str, *, partitions: int = 1) -> None:
-        """Create a topic; it is there for every client when this returns."""
+        """Create a topic; on return every client sees it."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
@@ -122,7 +120,7 @@ class Broker:
         self._wait_for_topic(admin, name)
 
     def _wait_for_topic(self, admin: AdminClient, name: str) -> None:
-        """The controller creates a topic a moment before the broker hears of it."""
+        """The controller creates a topic shortly before the broker learns of it."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         deadline = time.monotonic() + ANSWER_S_MAX
@@ -174,7 +172,7 @@ class Broker:
 
     def _java(self) -> list[str]:
         jars = os.pathsep.join(str(jar) for jar in fetch("broker"))
-        quick = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # it is to be up soon, not to be fast in an hour
+        quick = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # fast start, not long-term speed
         options = [f"-Xmx{HEAP_MB_MAX}m", *quick, "-Djava.awt.headless=true", "-Dlog4j2.level=WARN"]
         return [str(find_java().executable), *options, "-cp", jars]
 
@@ -206,7 +204,7 @@ class Broker:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        quiet = {"log_level": 0}  # that nobody listens yet is no news
+        quiet = {"log_level": 0}  # refused connections are expected during a start
         try:
             AdminClient({"bootstrap.servers": self.address, **quiet}).list_topics(timeout=1)
         except KafkaException:

@@ -1,20 +1,20 @@
-"""A local Spark cluster, for development and tests: standalone, with standby masters, as child processes.
+"""A local Spark cluster for development and tests: standalone, with standby masters, as child processes.
 
     with Cluster(folder) as cluster:
         RunSettings(master=cluster.address)      # spark://127.0.0.1:40001,127.0.0.1:40002
         cluster.kill("master-1")                 # the other one takes over
         cluster.remove_worker("worker-2")
 
-All of it comes with PySpark. It listens on the loopback interface only, and keeps what it needs in the folder:
+All parts come with PySpark, and listen on the loopback interface only. Files:
 
-    FOLDER/zookeeper/           its settings and data: which master leads, and what the cluster knows
-    FOLDER/master/              …or, where there is one master, and so no ZooKeeper, what that one knows
-    FOLDER/logs/PART.log        what each part says: zookeeper, master-1, master-2, …, worker-1, …
-    FOLDER/worker-N/work/       what executors say, a folder for each application
-    FOLDER/worker-N/local/      their scratch files
+    FOLDER/zookeeper/           ZooKeeper's settings and data: the leading master, and the cluster's state
+    FOLDER/master/              the cluster's state where there is one master, and so no ZooKeeper
+    FOLDER/logs/PART.log        the log of each part: zookeeper, master-1, master-2, …, worker-1, …
+    FOLDER/worker-N/work/       the logs of executors, a folder for each application
+    FOLDER/worker-N/local/      scratch files of executors
 
-A master that is killed is missed when its session with ZooKeeper runs out, SESSION_S_MAX later at most; then another
-one leads, and workers and drivers turn to that by themselves. Queries go on meanwhile; nobody can join.
+A killed master is missed when its ZooKeeper session expires, at most SESSION_S_MAX later; then another master leads,
+and workers and drivers connect to the new leader by themselves. Queries go on meanwhile, but nothing can join.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from stateside.pipeline.java import java_environment
 from stateside.pipeline.master import python_path
 from stateside.testbed.component import Component, wait_until
 
-HEAP_MB_MAX = 256  # of ZooKeeper, of a master and of a worker; executors have their own
-WORKER_MEMORY = "1g"  # what a worker has for executors: one of Spark's default size
+HEAP_MB_MAX = 256  # of ZooKeeper, a master and a worker; executors have their own
+WORKER_MEMORY = "1g"  # for executors: one of Spark's default size
 WORKER_MEMORY_MB_MIN = 512  # Spark's executors do not start with less
 SESSION_S_MAX = 6.0
 START_S_MAX = 90.0  # of a part, on a busy machine
 ANSWER_S_MAX = 5.0
 ZOOKEEPER = "zookeeper"
 _TICK_MS = 1_000
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # it is to be up soon, not to be fast in an hour
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # fast start, not long-term speed
 _MEMORY = re.compile(r"(\d+)([mg])")
 
 
 class Cluster:
-    """Masters and workers on one folder. Ports are drawn once: a part that is started again has the same address."""
+    """Masters and workers on one folder. Ports are drawn once: a restarted part keeps its address."""
 
     def __init__(
         self,
@@ -69,42 +69,39 @@ class Cluster:
         self._masters = {f"master-{n}": (free_port(), free_port()) for n in range(1, masters + 1)}  # RPC, page
         self._zookeeper_port = free_port()
         self._workers_wanted, self._cores, self._memory = workers, worker_cores, worker_memory
-        self._ports: dict[str, int] = {}  # of the workers, by which masters know them
+        self._ports: dict[str, int] = {}  # of the workers; masters identify workers by port
         self._environment: dict[str, str] = {}
         self._parts: dict[str, Component] = {}
 
     @property
     def address(self) -> str:
-        """What `--master` takes: all masters."""
+        """All masters, for `--master`."""
         return "spark://" + ",".join(f"{LOOPBACK}:{port}" for port, _ in self._masters.values())
 
     @property
     def parts(self) -> list[str]:
-        """The names of the parts that were started and not removed, in the order in which they started."""
+        """The names of the parts that were started and not removed, in start order."""
         return list(self._parts)
 
     def pid(self, name: str) -> int:
-        """The process id of a part."""
         return self._part(name).pid
 
     def runs(self, name: str) -> bool:
-        """Whether a part runs."""
         return self._part(name).runs()
 
     def ended(self) -> list[str]:
-        """The parts that were started and do not run any more, such as those that were killed."""
+        """The parts that were started and no longer run, such as killed ones."""
         return [name for name, part in self._parts.items() if not part.runs()]
 
     def log(self, name: str) -> Path:
-        """The log of a part."""
         return self._part(name).log
 
     def last_words(self, name: str) -> str:
-        """The last line that a part has said."""
+        """The last line of a part's log."""
         return self._part(name).last_words()
 
     def start(self) -> None:
-        """Start all parts, and wait until a master leads and knows all workers; SetupError if that does not happen."""
+        """Start all parts, and wait until a master leads and knows all workers; SetupError on failure."""
         assert not self._parts, "it runs already"
         self._environment = _environment()
         if len(self._masters) > 1:
@@ -116,18 +113,18 @@ class Cluster:
         self._await_workers(names)
 
     def stop(self) -> None:
-        """Stop all parts in order, workers first. Nothing is left running, and nothing happens if nothing runs."""
+        """Stop all parts in order, workers first, and leave nothing running. Does nothing if nothing runs."""
         while self._parts:
             self._parts.popitem()[1].stop()
 
     def kill(self, name: str) -> None:
-        """End a part, a worker with its executors, by SIGKILL, as a crash of its machine would."""
+        """End a part, a worker with its executors, by SIGKILL, as a machine's crash would."""
         self._part(name).kill()
 
     def restart(self, name: str) -> None:
-        """Start a part again that ended or was killed, at the same address, and wait until it is up."""
+        """Restart an ended or killed part at the same address, and wait until it is up."""
         part = self._part(name)
-        part.stop()  # nothing of the one before is left
+        part.stop()  # end leftovers of the old process
         part.start()
         if name == ZOOKEEPER:
             self._await_zookeeper()
@@ -149,22 +146,22 @@ class Cluster:
         del self._parts[name]
 
     def leader(self) -> str | None:
-        """The name of the master that leads; None while none does."""
+        """The name of the leading master; None while none leads."""
         return next((name for name in self._masters if (self._page(name) or {}).get("status") == "ALIVE"), None)
 
     def await_leader(self, wait_s: float = START_S_MAX) -> str:
-        """The name of the master that leads, as soon as one does; SetupError if none does in time."""
+        """The name of the leading master, once one leads; SetupError after `wait_s`."""
         running = [self._parts[name] for name in self._masters if self._parts[name].runs()]
         wait_until("A leading master", lambda: self.leader() is not None, running, wait_s)
         name = self.leader()
         return self.await_leader(wait_s) if name is None else name
 
     def workers_known(self) -> int:
-        """How many workers the leading master knows as alive; 0 while none leads."""
+        """The number of alive workers of the leading master; 0 while none leads."""
         return len(self._alive(self.leader()))
 
     def cores_taken(self) -> int:
-        """How many cores of its workers the leading master has given to executors."""
+        """The number of cores that the leading master has given to executors."""
         return sum(int(worker["coresused"]) for worker in self._alive(self.leader()))
 
     def __enter__(self) -> Cluster:
@@ -197,7 +194,7 @@ class Cluster:
             "clientPort": self._zookeeper_port,
             "clientPortAddress": LOOPBACK,
             "tickTime": _TICK_MS,
-            "maxSessionTimeout": int(SESSION_S_MAX * 1_000),  # Spark asks for a minute, and gets this
+            "maxSessionTimeout": int(SESSION_S_MAX * 1_000),  # Spark asks for a minute; ZooKeeper caps it
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "srvr",
         }
@@ -218,7 +215,7 @@ class Cluster:
         places = ["--host", LOOPBACK, "--port", str(port), "--webui-port", str(page_port)]
         options = {
             "spark.master.rest.enabled": "false",
-            "spark.worker.timeout": "15",  # seconds; one that is killed is missed at once
+            "spark.worker.timeout": "15",  # seconds; a killed worker is missed at once
             **self._recovery(),
         }
         command = [self._spark_class, "org.apache.spark.deploy.master.Master", *places]
@@ -233,7 +230,7 @@ class Cluster:
         return {"spark.deploy.recoveryMode": "ZOOKEEPER", "spark.deploy.zookeeper.url": url}
 
     def _start_worker(self) -> str:
-        name, port = f"worker-{len(self._ports) + 1}", free_port()  # the name of one that was removed is not used again
+        name, port = f"worker-{len(self._ports) + 1}", free_port()  # names of removed workers are not reused
         folder = self._folder / name
         places = ["--host", LOOPBACK, "--port", str(port), "--webui-port", "0", "--work-dir", str(folder / "work")]
         size = ["--cores", str(self._cores), "--memory", self._memory]
@@ -258,7 +255,7 @@ class Cluster:
         return [worker for worker in (page or {}).get("workers", []) if worker["state"] == "ALIVE"]
 
     def _page(self, master: str) -> dict[str, Any] | None:
-        """What a master tells of itself; None while it does not."""
+        """The status of a master; None while it does not answer."""
         direct = build_opener(ProxyHandler({}))
         try:
             with direct.open(f"http://{LOOPBACK}:{self._masters[master][1]}/json/", timeout=ANSWER_S_MAX) as answer:
@@ -271,8 +268,8 @@ class Cluster:
         return self._environment["SPARK_HOME"] + "/bin/spark-class"
 
     def _with_options(self, options: dict[str, str]) -> dict[str, str]:
-        """The environment of a master or worker with these settings of Spark's."""
-        fixed = {"spark.port.maxRetries": "0"}  # a port that is taken is an error, and no reason to take the next one
+        """The environment of a master or worker with these Spark settings."""
+        fixed = {"spark.port.maxRetries": "0"}  # a taken port is an error; Spark must not try the next one
         texts = [f"-D{name}={value}" for name, value in (fixed | options).items()]
         return self._environment | {"SPARK_DAEMON_JAVA_OPTS": " ".join([_QUICK, *texts])}
 
@@ -281,7 +278,7 @@ class Cluster:
 
 
 def check_worker_memory(text: str) -> None:
-    """SettingInvalid if that is no amount of memory, or none that an executor starts with."""
+    """SettingInvalid for an invalid amount of memory, or too little for an executor."""
     found = _MEMORY.fullmatch(text)
     mb = int(found[1]) * (1_024 if found[2] == "g" else 1) if found else 0
     if mb < WORKER_MEMORY_MB_MIN:
@@ -292,7 +289,7 @@ def check_worker_memory(text: str) -> None:
 
 
 def spark_home() -> Path:
-    """The folder of PySpark, which has all of Spark in it."""
+    """The folder of PySpark, which contains Spark."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
         raise SetupError("PySpark is not installed", next_step="Run `make setup`, or pip install stateside")
@@ -300,9 +297,10 @@ def spark_home() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """What parts of a cluster have as environment: this process's, without settings that were meant for others.
+    """The environment of the cluster's parts: this process's, without foreign Spark settings.
 
-    Executors inherit it from their worker, and their Python workers from them: so these find the same packages.
+    Executors inherit the environment from their worker, and Python workers from their executor, so all find the same
+    packages.
     """
     foreign = ("SPARK_", "PYSPARK_", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
     kept = {
@@ -322,7 +320,7 @@ def _environment() -> dict[str, str]:
 
 
 def _says_its_version(port: int) -> bool:
-    """Whether a ZooKeeper answers there."""
+    """Whether a ZooKeeper answers on this port."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=ANSWER_S_MAX) as connection:
             connection.sendall(b"srvr")

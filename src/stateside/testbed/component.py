@@ -1,11 +1,7 @@
-"""Parts of a system that runs on this machine: each a process with a name and a log, and all that it started itself.
+"""Components: processes of a local system with a name and a log, their supervision, and interrupts.
 
-A part leads a session of its own (`processes.Child` sees to that), and what it starts belongs to the same session: the
-executors of a Spark worker, and their Python workers. So all of it is found by that session's number, in `/proc`.
-
-A part of the demo, or of a scenario of chaos, as a supervised process.
-
-Interrupts: how Ctrl-C and SIGTERM end a program that has things to put away.
+Each component leads a session of its own (`core.processes.Child`), and its descendants belong to the same session, such
+as the executors of a Spark worker and their Python workers. So `/proc` lists all of them by the session's id.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ _LOOK_S = 0.1
 
 
 class Component:
-    """A process that may be stopped, killed, and started again as it was."""
+    """A process that can be stopped, killed, and restarted unchanged."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -36,12 +32,10 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """The process id of the part, which has been started."""
         assert self._child is not None, "it was started"
         return self._child.pid
 
     def runs(self) -> bool:
-        """Whether its process runs."""
         return self._child is not None and self._child.returncode() is None
 
     def last_words(self) -> str:
@@ -49,34 +43,33 @@ class Component:
         return self._child.last_words() if self._child else "none"
 
     def start(self) -> None:
-        """Start the process; it is not waited for."""
+        """Start the process, without waiting."""
         assert not self.runs(), f"{self.name} runs already"
         self._child = Child(self._command, self.log, environment=self._environment)
 
     def stop(self) -> None:
-        """Stop it in order, and see to it that nothing of what it started is left. It may have ended already."""
+        """Stop the process in order, and end all leftover descendants. The process may have ended already."""
         if self._child is None:
             return
         self._child.stop()
         end_members(self.pid)
 
     def kill(self) -> None:
-        """End it and all that it started by SIGKILL, at once, as the crash of its machine would."""
+        """End the process and its descendants by SIGKILL, at once, as a machine's crash would."""
         signal_members(self.pid, signal.SIGKILL)
         assert self._child is not None, "it was started"
         self._child.stop(wait_s=0)
-        signal_members(self.pid, signal.SIGKILL)  # what it may have started meanwhile
+        signal_members(self.pid, signal.SIGKILL)  # descendants started meanwhile
 
 
 def signal_members(session: int, number: signal.Signals) -> None:
-    """Send a signal to each process of a session."""
     for pid in members(session):
         with suppress(ProcessLookupError):  # it ended meanwhile
             os.kill(pid, number)
 
 
 def end_members(session: int) -> None:
-    """Give what is left of a session, whose leader was stopped, some time to end by itself, and kill it after that."""
+    """Give the members of a stopped leader's session time to end, then kill them."""
     deadline = time.monotonic() + MEMBERS_S_MAX
     while members(session) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -84,11 +77,11 @@ def end_members(session: int) -> None:
 
 
 def members(session: int, proc: Path = Path("/proc")) -> list[int]:
-    """The processes of a session that have not ended; none where the system has no `/proc`."""
+    """The running processes of a session; empty on systems without `/proc`."""
     found = []
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            # The command's name, in brackets, may have spaces: state, parent, group, session come behind the last one.
+            # The command's name, in brackets, may have spaces: state, parent, group, session follow the last bracket.
             state, _, _, of, *_ = (process / "stat").read_text().rpartition(")")[2].split()
             if int(of) == session and state != "Z":
                 found.append(int(process.name))
@@ -96,7 +89,7 @@ def members(session: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 def wait_until(what: str, condition: Callable[[], bool], parts: Iterable[Component], wait_s: float) -> None:
-    """Until the condition holds; SetupError if it does not in time, or if one of the parts has ended before."""
+    """Wait until the condition holds; SetupError after `wait_s`, or if one of the parts has ended."""
     parts, deadline = list(parts), time.monotonic() + wait_s
     while not condition():
         ended = [part for part in parts if not part.runs()]
@@ -113,14 +106,14 @@ def wait_until(what: str, condition: Callable[[], bool], parts: Iterable[Compone
 
 RESTARTS_MAX = 5  # in a row, each after less than LASTED_S
 LASTED_S = 5.0
-_ERROR = "Error: "  # how the command line begins the one line that says why it ended
+_ERROR = "Error: "  # the prefix of the command line's error line
 
 
 class Supervised:
-    """A `stateside` command that is started again when it ends before its time, unless it says that this is no use.
+    """A `stateside` command that is restarted after an early end, unless its exit code says that a restart is useless.
 
-    It imports nothing from the current folder, which is no part of a demo. Signals go to all that it has started, too:
-    to Spark's JVM and the Python workers of that, to a server's workers.
+    The command imports nothing from the current folder. Signals also reach its descendants: Spark's JVM with its Python
+    workers, a server's workers.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path, *, module: str = "stateside") -> None:
@@ -128,13 +121,13 @@ class Supervised:
         self._command = [sys.executable, "-m", module, *arguments]
         self.log = log
         self.restarts = 0
-        self.caused = 0  # so many of them somebody meant to happen
-        self.killed_s: list[float] = []  # when it was killed on purpose
+        self.caused = 0  # restarts caused by faults
+        self.killed_s: list[float] = []  # times of deliberate kills
         self._in_a_row = 0
         self._start()
 
     def supervise(self) -> None:
-        """Start it again if it has ended; PipelineFailed after too many times, or at once if it cannot run."""
+        """Restart the command if it has ended; PipelineFailed after too many restarts, or at once if it cannot run."""
         returncode = self.child.returncode()
         if returncode is None:
             return
@@ -151,24 +144,24 @@ class Supervised:
         self._start()
 
     def kill(self) -> None:
-        """End it by SIGKILL, as the crash of its machine would. It is not started again before `supervise`."""
-        if self.child.returncode() is None:  # one that has ended by itself is not killed any more
+        """End the command by SIGKILL, as a machine's crash would. Only `supervise` restarts it."""
+        if self.child.returncode() is None:  # a command that ended by itself counts as unexplained
             self.caused += 1
         self.killed_s.append(time.monotonic())
-        self.pause()  # so that nobody who sees another one die says a last word
+        self.pause()  # so that no process reacts to the death of another one
         signal_members(self.child.pid, signal.SIGKILL)
         self.child.stop(wait_s=0)
 
     def pause(self) -> None:
-        """Stop it where it is, as a machine does that does not get to run any more."""
+        """Suspend the command, like a stalled machine."""
         signal_members(self.child.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after a pause. It may have ended meanwhile."""
+        """Resume a paused command, which may have ended meanwhile."""
         signal_members(self.child.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop it in order, and see to it that nothing of what it started is left. It may have ended already."""
+        """Stop the command in order, and end all leftover descendants. The command may have ended already."""
         self.resume()
         self.child.stop()
         end_members(self.child.pid)
@@ -178,11 +171,10 @@ class Supervised:
         self.child = Child(self._command, self.log, environment={**os.environ, **SAFE_PATH})
 
     def log_text(self) -> str:
-        """All that it has said so far."""
         return self.log.read_text(errors="replace")
 
     def last_error(self) -> str:
-        """The last sentence with which it ended, or the last line that it said."""
+        """The last error sentence in the log, or its last line."""
         lines = self.log_text().splitlines()
         errors = [line.removeprefix(_ERROR).rstrip(".") for line in lines if line.startswith(_ERROR)]
         return errors[-1] if errors else self.child.tail(1)
@@ -193,11 +185,11 @@ _STDERR = 2
 
 
 class Interrupts:
-    """Inside it, Ctrl-C and SIGTERM are noted, and become a KeyboardInterrupt where the program asks for them.
+    """Inside the `with`, Ctrl-C and SIGTERM are recorded, and raise KeyboardInterrupt only where the program checks.
 
-    By itself Python raises it in the middle of anything, such as a library's taking of a lock that is then never given
-    back: stopping hung on that. Here, what was begun is finished, and what is put away in the end is put away whole,
-    however often somebody presses Ctrl-C.
+    Python by itself raises KeyboardInterrupt anywhere, for example while a library takes a lock that is then never
+    released: stopping hung on such a lock. With `Interrupts` started work finishes and clean-up completes, however
+    often the user presses Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -218,13 +210,13 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def pause(self, seconds: float) -> None:
-        """Let some time pass, then check."""
+        """Sleep, then check."""
         time.sleep(seconds)
         self.check()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """In here a signal interrupts in the middle: for long work that shares nothing with what comes after."""
+        """Inside the `with` a signal interrupts immediately: for long work that shares nothing with later work."""
         self.check()
         self._at_once = True
         try:
@@ -235,7 +227,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._came:
             self._came = True
-            with suppress(OSError):  # by the system call alone: the console, too, has a lock
+            with suppress(OSError):  # a bare system call: the console has a lock, too
                 os.write(_STDERR, HEARD.encode())
         if self._at_once:
             self._at_once = False

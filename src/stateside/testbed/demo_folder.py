@@ -1,6 +1,6 @@
-"""The demo's folder: a new one, that of an earlier demo, or a temporary one. Never that of another application.
+"""The folder of a demo or chaos run, and the file for its machine-readable report.
 
-The file that the report of a demo or of chaos goes to, for machines.
+A demo's folder is a new one, an earlier demo's, or a temporary one; never another application's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SIGNS_OF_AN_APPLICATION = ("journal", "views", "tables")
 
 
 class StageFolder:
-    """The folder that was asked for, or a temporary one.
+    """The requested folder, or a temporary one.
 
-    A temporary one is removed at the end, unless there is something to find out: an error, or `kept` was set.
+    A temporary folder is removed at the end, unless an error occurred or `kept` was set.
     """
 
     def __init__(self, folder: Path | None, console: Console, *, prefix: str = "stateside-demo-") -> None:
@@ -48,9 +48,9 @@ class StageFolder:
             shutil.rmtree(self.root, ignore_errors=True)
 
     def claim(self, settings: Mapping[str, Any]) -> None:
-        """Note the demo's settings here, or find the same ones noted: otherwise nothing could be proved in the end.
+        """Record the demo's settings, or check the recorded ones: with other settings nothing could be proved.
 
-        RequestInvalid, with nothing changed, if others are noted, or if the folder is another application's.
+        RequestInvalid, with nothing changed, for other settings or another application's folder.
         """
         note = self.root / NOTE
         if not note.exists():
@@ -85,20 +85,19 @@ def _read(note: Path) -> object:
 class ForMachines(Protocol):
     """A report that can be written as JSON."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Its content."""
+    def as_dict(self) -> dict[str, Any]: ...
 
 
 class ReportFile:
-    """The file that the report for machines goes to. It never holds the report of another run than the last one."""
+    """The file of the report for machines, never that of an earlier run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def clear(self) -> None:
-        """At the start: remove the report of an earlier run. If none can be written here, that is an error now.
+        """At the start: remove an earlier report, and fail now if no report can be written here.
 
-        What a link leads to is emptied, and what is no file (a pipe, a terminal) left alone.
+        The target of a link is emptied; a pipe or terminal is left alone.
         """
         if not self._path.parent.is_dir():
             raise RequestInvalid(
@@ -111,7 +110,7 @@ class ReportFile:
             self._path.write_text("")
 
     def write(self, report: ForMachines) -> None:
-        """At the end: the report, as JSON; whoever waits for the file to appear finds it whole."""
+        """At the end: write the report as JSON, atomically if the file is a plain one."""
         content = json.dumps(report.as_dict(), indent=2).encode() + b"\n"
         if self._is_plain():
             write_atomically(self._path, content)
@@ -119,10 +118,13 @@ class ReportFile:
             self._path.write_bytes(content)
 
     def write_so_far(self, report: ForMachines) -> None:
-        """Before the end: what there is so far, in case the end does not come. A pipe gets the whole report alone."""
+        """Before the end: write the partial report, in case the run does not finish.
+
+        A pipe gets only the final report.
+        """
         if self._is_plain():
             self.write(report)
 
     def _is_plain(self) -> bool:
-        """Whether it is an ordinary file, or nothing yet."""
+        """Whether the path is an ordinary file, or absent."""
         return not self._path.is_symlink() and (self._path.is_file() or not self._path.exists())

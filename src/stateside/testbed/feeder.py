@@ -1,4 +1,4 @@
-"""The feeder: lets compressed months pass and appends their events to the journal as they come in."""
+"""The feeder: replays compressed months and appends their events to the journal as they come in."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from stateside.journal.columns import GIVEN
 from stateside.journal.folder import open_journal, open_writer
 
 TICK_S = 0.05
-NUDGE_S = 2.0  # a query that was started again while the feeder waits for it needs an event to go on
-COUNTED = (*USAGE_FATES, CLOCK)  # what moves the watermark
+NUDGE_S = 2.0  # a restarted query needs an event to go on while the feeder waits for it
+COUNTED = (*USAGE_FATES, CLOCK)  # fates that move the watermark
 NUDGE = "nudge/"
 
 
 class Feeder:
-    """Appends the generator's events, months squeezed into seconds, each with its arrival as append time.
+    """Appends the generator's events, months compressed into seconds, with the arrival as append time.
 
-    Time stands still before an event that is to be too late for its period until the pipeline has closed that period:
-    so it is known which events must lead to notes, however slow the machine is and whatever is killed.
+    Time stops before an event meant to be too late for its period until the pipeline has closed the period. So it is
+    certain which events lead to notes, however slow the machine is and whatever is killed.
 
-    What it did so far is in the journal alone: started again on the same folder, it goes on after the last event there.
+    The feeder's only state is the journal: a restart on the same folder continues after the last event there.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class Feeder:
         of_all: bool = False,
         pace: Callable[[float], float] = lambda share_done: 1.0,
     ) -> None:
-        """What is left takes these seconds; with `of_all`, as long as it would in a run of these from the start.
+        """The remaining events take `seconds`; with `of_all`, as long as in a run of `seconds` from the start.
 
-        `pace` is asked all the time, given how much of the time has passed, and makes it pass so many times as fast.
+        `pace` is called at every tick with the share of the time that has passed, and returns a factor for the speed.
         """
         self.fates: Counter[str] = Counter()
         self.nudges = 0
         self.event_time_us_max = 0
         scenario = generator.scenario()
         periods = sorted((period for group in scenario.groups for period in group.periods), key=lambda one: one.end_us)
-        self._ends_us = {period.label: period.end_us for period in periods}  # of a name in two time zones the later one
+        self._ends_us = {period.label: period.end_us for period in periods}  # of a name in two time zones the later
         self._begin_us = self._now_us = scenario.opening_us
         self._end_us = scenario.end_us
         self._watermark_us = watermark_us
         self._arrivals = generator.arrivals()
         self._next = next(self._arrivals, None)
         self._writer = open_writer(layout.journal)
-        self._writer.append([])  # settles what a writer that was killed has left, before the journal is read
+        self._writer.append([])  # repairs leftovers of a killed writer before the journal is read
         self._resume(open_journal(layout.journal))
         begin_us = self._begin_us if of_all else self._now_us
         self._speed = (self._end_us - begin_us) / seconds / 1e6  # generated time per real time
@@ -70,36 +70,35 @@ class Feeder:
 
     @property
     def fed(self) -> int:
-        """How many events the journal has."""
+        """The number of events in the journal."""
         return self.fates.total() + self.nudges
 
     @property
     def end(self) -> Position:
-        """The position behind the last event, as stamps have it."""
+        """The position after the last event, as in stamps."""
         return self._writer.end
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will be appended."""
+        """Whether no more events will be appended."""
         return self._next is None or self._failure is not None
 
     @property
     def share_done(self) -> float:
-        """How much of the time has passed."""
+        """The share of the time that has passed."""
         return (self._now_us - self._begin_us) / (self._end_us - self._begin_us)
 
     def nudge(self) -> Position:
-        """Append a tick of the clock, so that there is something for a batch; returns its receipt."""
+        """Append a clock tick, so that a batch has input; returns its receipt."""
         tick = clock_tick(self._now_us, f"{NUDGE}{self._writer.end.events()}")
         self.nudges += 1
         return self._append([Arrival(replace(tick, appended_us=self._now_us), CLOCK)])
 
     def start(self) -> None:
-        """Let the time begin to pass."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Let no more time pass; raises what went wrong meanwhile, if anything."""
+        """Stop the time; raises the feeder thread's failure, if any."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -107,7 +106,7 @@ class Feeder:
             raise self._failure
 
     def close(self) -> None:
-        """Give the journal back."""
+        """Stop the time and close the journal."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -124,11 +123,11 @@ class Feeder:
                     self.nudge()
                     appended_s = now_s
                 last_s = now_s
-        except BaseException as error:  # handed over to `stop`
+        except BaseException as error:  # raised by `stop`
             self._failure = error
 
     def _pass(self, until_us: int) -> bool:
-        """Let time pass up to a moment, or to an event that must wait; whether anything was appended."""
+        """Advance the time, at most to an event that must wait; returns whether anything was appended."""
         arrived: list[Arrival] = []
         while self._next is not None and self._next.arrival_us <= until_us and not self._too_early(self._next):
             arrived.append(self._take(self._next))
@@ -139,14 +138,14 @@ class Feeder:
         return bool(arrived)
 
     def _too_early(self, arrival: Arrival) -> bool:
-        """Whether it is to be too late for its period, which the pipeline has not closed yet."""
+        """Whether the event is meant to be too late for a period that the pipeline has not closed yet."""
         if arrival.fate != NOTE:
             return False
         _, _, period, _ = arrival.event.id.split("/")
         return self._watermark_us() < self._ends_us[period]
 
     def _take(self, arrival: Arrival) -> Arrival:
-        """It comes in: count it, and look at the next one."""
+        """Count the arrival, and fetch the next one."""
         self.fates[arrival.fate] += 1
         self._now_us = max(self._now_us, arrival.arrival_us)
         if arrival.fate in COUNTED:
@@ -160,7 +159,7 @@ class Feeder:
         return self._writer.append_batch(batch)
 
     def _resume(self, journal: Journal) -> None:
-        """Skip what the journal has already; it must have the events of this very generator."""
+        """Skip the events in the journal, which must be this generator's."""
         for event in journal.events():
             if event.id.startswith(NUDGE):
                 self.nudges += 1

@@ -1,7 +1,7 @@
-"""The proof: what came out of the demo, compared with what the generator says must come out.
+"""The proof of a demo: its outcome compared with the generator's expectation.
 
-The auditor proves that everything follows from the journal. This proves, beside it, that the sums are the even ones
-which the generator made, and that what it made late, double and bad was taken for that.
+The auditor proves that everything follows from the journal. The proof adds that the sums are the even ones of the
+generator, and that late, duplicate and bad events were treated as such.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Account = tuple[str, int]  # customer, end of the period in microseconds
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """What came out: documents and dead letters as their tables have them, and the open rows as the server has them."""
+    """The outcome: documents and dead letters from their tables, and open rows from the server."""
 
     amounts: Mapping[Account, int]  # documents and open rows together
     charged: Mapping[tuple[str, str], int]  # by period and currency, of documents
@@ -35,7 +35,7 @@ class DemoOutcome:
 
     @classmethod
     def of(cls, documents: pa.Table, dead_letters: pa.Table, open_rows: Iterable[Mapping[str, Any]]) -> DemoOutcome:
-        """From the tables and from the view's rows of all customers."""
+        """From the tables, and the view's rows of all customers."""
         amounts: Counter[Account] = Counter()
         charged: Counter[tuple[str, str]] = Counter()
         names = ["kind", "customer", "period", "currency", "amount_micros", "charged_micros", "late"]
@@ -63,7 +63,7 @@ class DemoOutcome:
 def differences(
     generator: Generator, report: ExpectedTotals, outcome: DemoOutcome, counts: Mapping[str, int], nudges: int
 ) -> list[str]:
-    """What is not as the generator says, a sentence each; none if everything is. `counts` are the auditor's."""
+    """The differences from the generator's expectation, a sentence each. `counts` are the auditor's."""
     return [
         *_uneven(generator, outcome),
         *_charged(report, outcome),

@@ -1,4 +1,4 @@
-"""What a demo or a scenario of chaos stands on: where its journal is, on files or on Kafka, and where Spark runs."""
+"""The infrastructure of a demo or a chaos scenario: its journal, on files or on Kafka, and its Spark master."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ON_KAFKA = "stateside.billing.pipeline.on_kafka:app"
 
 
 class Ground:
-    """Which application runs, and with which flags; and the broker and the cluster, where there are any."""
+    """The application to run and its flags; the broker and the cluster, where there are any."""
 
     def __init__(self, application: str, cluster: Cluster | None, broker: Broker | None = None) -> None:
         self.application = application
@@ -29,10 +29,7 @@ class Ground:
         self.cluster, self.broker = cluster, broker
 
     def supervise(self, held: Collection[str] = ()) -> None:
-        """Start parts of the cluster again that have ended before their time, but for those that somebody holds down.
-
-        They join it, and all goes on.
-        """
+        """Restart ended parts of the cluster, except parts that a fault holds down."""
         if self.cluster is None:
             return
         for name in (each for each in self.cluster.ended() if each not in held):
@@ -40,7 +37,7 @@ class Ground:
             self.restarts += 1
 
     def unexplained(self, held: Collection[str] = ()) -> list[str]:
-        """Parts that ended although nobody meant them to."""
+        """Parts that ended without a fault."""
         told = [f"Parts of the cluster ended {self.restarts} times by themselves"] if self.restarts else []
         ended = [] if self.cluster is None else [name for name in self.cluster.ended() if name not in held]
         ended += ["the broker"] if self.broker is not None and not self.broker.runs() else []
@@ -51,9 +48,9 @@ class Ground:
 def prepared(
     layout: Layout, journal: JournalKind, *, cluster: bool, tell: Callable[[str], None], folder: Path | None = None
 ) -> Iterator[Ground]:
-    """Start what is needed, in a folder (the application's by default), and stop it at the end.
+    """Start the broker and cluster, in a folder (by default the application's), and stop them at the end.
 
-    On an earlier demo's folder it goes on.
+    An earlier demo's folder is continued.
     """
     with ExitStack() as stack:
         beside, broker = folder or layout.root, None
@@ -76,7 +73,7 @@ def _cluster(folder: Path, tell: Callable[[str], None]) -> Iterator[Cluster]:
 
 
 def _have_topic(layout: Layout, broker: Broker) -> None:
-    """The topic is the folder's journal, wherever the broker listens this time."""
+    """Make the topic the folder's journal, at the broker's present address."""
     topic = place(layout.journal, f"kafka://{broker.address}/{TOPIC}")
     with KafkaJournal(topic) as found:
         if found.id() is None:

@@ -1,11 +1,11 @@
 """Sinks: where a query's rows go, each batch once.
 
-`sink` is the contract, `guarantee` what holds when a batch comes a second time; each other module is one kind of sink,
-with its protocol numbered in its docstring.
+`sink` has the contract and the guarantees; every other module is one kind of sink, with its protocol numbered in its
+docstring.
 
     @app.reaction(sink=sinks.files("large_orders", format="jsonl"))
 
-Each function here makes what `sink=` takes; nothing is opened, and no heavy library imported, before a run.
+Each function here returns a factory for `sink=`; nothing is opened, and no heavy library imported, before a run.
 """
 
 from stateside.pipeline.sinks.delta import delta

@@ -1,15 +1,15 @@
-"""Delta tables: a batch is one commit of the table's own log.
+"""Delta sink: a batch is one commit of the table's own log.
 
-The protocol, with its numbered steps, is that of `archive.table`: rows and (query, batch) get in by one log entry. By
-what a repeated row is known:
+The numbered protocol is in `archive.table`: rows and (query, batch) enter in one log entry. Repeated rows are
+recognised
 
-- Without a key, by its batch. Rows are appended, and the table belongs to the one checkpoint that fills it: with
-  another checkpoint every row would come a second time, so a filled table is then refused.
-- With a key, by that. Rows are inserted if the table does not have their key, so a new checkpoint, or another writer,
-  that brings the same rows adds nothing. Of rows that have one key, the one of the earliest batch stays; inside a batch
-  the one whose JSON text (`json_rows`) sorts first. No part of a key may be null, or a float.
+- without a key, by their batch. Rows are appended, and the table belongs to the one checkpoint that fills it: with
+  another checkpoint every row would come a second time, so a filled table is refused.
+- with a key, by the key. Rows are inserted if absent, so a new checkpoint or another writer with the same rows adds
+  nothing. Of rows with one key the row of the earliest batch stays; inside a batch the row whose JSON text
+  (`json_rows`) sorts first. No part of a key may be null or a float.
 
-A table that is missing, or another one than before, holds the batch; it is never created a second time.
+A table that is missing or has been replaced holds the batch; the sink never creates a table twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def delta(
 ) -> SinkFactory:
     """A sink that stores rows in the application's Delta table of this name: appended, or with a `key` if absent.
 
-    The table has the columns of the rows; it is created at the first run, partitioned by these columns.
+    The table has the columns of the rows; created by the first run, partitioned by `partition_by`.
     """
     _check_name(table)
     if key is not None and not key:
@@ -59,7 +59,7 @@ def archive_sink(table: str, *, partition_by: Sequence[str] = (), on_step: OnSte
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """Stores batches in a table, appended or, with a key, if absent."""
+    """Stores batches in a table: appended or, with a key, if absent."""
 
     table: ArchiveTable
     key: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class DeltaSink:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a table's sink is opened, at the start of each run."""
+    """The parameters with which each run opens a table's sink."""
 
     name: str
     key: tuple[str, ...]
@@ -84,9 +84,9 @@ class Opening:
     on_step: OnStep
 
     def open(self, context: SinkContext) -> DeltaSink:
-        """The sink; creates its table at the first run.
+        """The sink; the first run creates its table.
 
-        ViewInvalid if the rows cannot be stored so; ArchiveInvalid if the table is not the one that belongs here.
+        ViewInvalid if the table cannot hold the rows, ArchiveInvalid for a table of another checkpoint.
         """
         from stateside.archive import ArchiveTable, TableSpec
 
@@ -123,7 +123,7 @@ class Opening:
         for field in schema:
             try:
                 Schema.from_arrow(pa.schema([field]))
-            except Exception as error:  # deltalake raises no narrower one here
+            except Exception as error:  # deltalake raises nothing narrower
                 what = f"has the column {field.name!r} of the type {field.type}, which Delta tables cannot hold"
                 raise self._invalid(what, "Cast it, or leave it out") from error
 
@@ -132,7 +132,7 @@ class Opening:
 
 
 def first_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows without those whose key another row has that sorts before it by its JSON text, columns in order."""
+    """One row per key: the row whose JSON text, columns in order, sorts first."""
     keys = json_texts(rows.select(list(key)))
     if len(set(keys)) == rows.num_rows:
         return rows
@@ -145,7 +145,7 @@ def first_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors of the table as those of a sink: held and tried again, or refused for good."""
+    """Translate errors of the table into SinkAway (held and retried) or SinkRefused (final)."""
     from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
 
     try:
@@ -163,7 +163,7 @@ def _told() -> Iterator[None]:
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """All columns may be null: which of them Spark takes for never null changes with the slightest edit of a query."""
+    """Make all columns nullable: Spark's own nullability changes with the slightest edit of a query."""
     return pa.schema([field.with_nullable(True) for field in schema])
 
 

@@ -1,15 +1,15 @@
-"""Files: one a batch, whole or not there.
+"""Files sink: one file per batch, whole or absent.
 
-How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+Exactly-once protocol; a crash at any step, followed by a rerun of the same batch, changes nothing:
 
-1. The folder is looked at. If it is missing, or another one than before (an empty mount point, say), the batch is held:
-   a second folder is never begun.
-2. What a crashed attempt left under the temporary name is removed.
-3. If there is a file of this batch's name, BATCH-QUERY.FORMAT: done. The name is the guard.
-4. The rows are written under the temporary name, which begins with a dot and which no reader takes for data, and made
-   durable.
-5. The file gets the batch's name, in one atomic step, and the name is made durable.
-6. The caller lets Spark commit the batch. A crash before that repeats the batch, which then ends at step 3.
+1. The folder is checked. If the folder is missing or has been replaced (an empty mount point, say), the batch is held:
+   the sink never creates a second folder.
+2. The temporary file of a crashed attempt is removed.
+3. If a file with this batch's name, BATCH-QUERY.FORMAT, exists: done. The name is the guard.
+4. The rows are written to the temporary file and made durable. Its name begins with a dot, so no reader takes it for
+   data.
+5. The file is renamed to the batch's name, atomically, and the name is made durable.
+6. The caller lets Spark commit the batch. A crash before the commit repeats the batch, which then ends at step 3.
 
 A batch without rows makes no file. A folder belongs to one view.
 """
@@ -68,7 +68,7 @@ class FilesSink:
     on_step: OnStep = ignore_step
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Store the rows as the batch's file, unless it is there."""
+        """Store the rows as the batch's file, unless the file exists."""
         if not rows.num_rows:
             return
         try:
@@ -99,19 +99,19 @@ class FilesSink:
 
 @dataclass(frozen=True, slots=True)
 class SinkFolder:
-    """A folder with an id in it, and the mark, kept elsewhere, of which folder it is: it is created only once."""
+    """A folder that contains an id, and the mark, kept elsewhere, with the same id: the folder is created only once."""
 
     path: Path
     mark: Path
 
     @classmethod
     def open(cls, path: Path, view: ViewLayout) -> SinkFolder:
-        """The folder at this path, created if this view has never had it.
+        """The folder at this path, created if the view has never had one.
 
-        ArchiveInvalid if it has files, but the mark or the checkpoint of the query that wrote them is gone: a new query
-        would write them all a second time.
+        ArchiveInvalid if the folder has files, but the mark or the checkpoint of the query that wrote the files is
+        gone: a new query would write all of them a second time.
         """
-        name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # the next leader's is the same
+        name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # ungated: the same for every leader
         folder = cls(path, view.mark(f"files-{name}"))
         if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
             folder._begin(view)
@@ -119,21 +119,21 @@ class SinkFolder:
 
     def _begin(self, view: ViewLayout) -> None:
         if self.mark.exists():
-            self.check()  # while it is away nobody can tell whether it has files
+            self.check()  # a folder that is away may have files
         if self.has_files():
             raise self._filled(view)
         if not self.mark.exists():
             self.create()
 
     def create(self) -> None:
-        """Make the folder, its id, its mark, in this order; after a crash in between the rest is made good."""
+        """Make the folder, its id and its mark, in this order; a call after a crash completes the rest."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / ID_NAME).exists():
             write_atomically(self.path / ID_NAME, json.dumps({"folder": secrets.token_hex(16)}).encode())
         write_atomically(self.mark, (self.path / ID_NAME).read_bytes())
 
     def check(self) -> None:
-        """SinkAway unless the folder is the one that was created."""
+        """SinkAway unless the folder has the id of the mark."""
         expected = self.mark.read_bytes()
         try:
             reason = None if (self.path / ID_NAME).read_bytes() == expected else "is another one than before"
@@ -145,7 +145,7 @@ class SinkFolder:
             )
 
     def has_files(self) -> bool:
-        """Whether there is anything in it that a reader would see."""
+        """Whether the folder has files that a reader would see."""
         return self.path.exists() and any(not path.name.startswith(".") for path in self.path.iterdir())
 
     def _filled(self, view: ViewLayout) -> ArchiveInvalid:
@@ -158,7 +158,7 @@ class SinkFolder:
 
 
 def _name(batch: BatchId, format: Format) -> str:
-    """The batch's file: names sort as the batches came."""
+    """The batch's file name: names sort in batch order."""
     return f"{batch.batch:012d}-{quote(batch.query, safe='')}.{format}"
 
 

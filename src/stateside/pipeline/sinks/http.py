@@ -1,27 +1,25 @@
-"""An HTTP endpoint: a batch is one or more POST requests, each with a key by which the endpoint knows it again.
+"""HTTP sink: a batch is one or more POST requests, each with an idempotency key.
 
-How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+Exactly-once protocol; a crash at any step, followed by a rerun of the same batch, changes nothing:
 
-1. The rows are put in order by their JSON text (`json_rows`) and cut into parts. The order in which Spark gave them
-   makes no difference, so a repeated batch makes the same requests, byte for byte.
-2. Each part is sent, with `Idempotency-Key`: the SHA-256 of query, batch and the part's number, as hex digits.
-3. The endpoint stores the part together with its key, in one transaction, and answers 2xx; a part whose key it has
-   stored before it answers with 2xx and leaves alone.
-4. When the last part is answered, the caller lets Spark commit the batch. A crash before that repeats all parts, and
-   the endpoint recognises those that it has.
+1. The rows are sorted by their JSON text (`json_rows`) and cut into parts. Spark's row order makes no difference, so a
+   repeated batch makes the same requests, byte for byte.
+2. Each part is sent with `Idempotency-Key`: the SHA-256 of query, batch and part number, as hex digits.
+3. The endpoint stores the part together with its key, in one transaction, and answers 2xx; for a stored key it answers
+   2xx and stores nothing.
+4. After the last answer the caller lets Spark commit the batch. A crash before the commit repeats all parts, and the
+   endpoint recognises the stored ones.
 
-What the endpoint must do for exactly once is step 3: remember every key for as long as a batch may be repeated, that is
-until the query's next batch comes. An endpoint that remembers no keys gets rows at least once.
+For exactly-once the endpoint must implement step 3: remember every key for as long as a batch may be repeated, until
+the query's next batch comes. An endpoint that remembers no keys gets rows at least once.
 
 A request's body: {"view": …, "query": …, "batch": …, "part": …, "parts": …, "rows": [{…}, …]}. Answers: 2xx means
 stored; no connection, a timeout, 408, 429 and 5xx mean away (held, sent again, not before `Retry-After` up to a limit);
 anything else means refused.
 
-The cut: how many rows a request has at most, the same in every attempt at a batch.
-
-The parts of a repeated batch are recognised by their number, so a batch that was begun with one limit must be repeated
-with it, even if the setting was changed in between. So the limit that is in force is noted beside the checkpoint. A
-changed one takes effect with the second batch of a run: only the first can be a repeat.
+The endpoint recognises parts by their number, so a batch that was begun with one `rows_per_request_max` must be
+repeated with the same limit, even if the setting has changed. The limit in force is noted beside the checkpoint; a
+changed limit takes effect with the second batch of a run, because only the first can be a repeat.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Cut:
-    """The limit in force, and its note."""
+    """The rows per request in force, and the file that records the limit."""
 
     def __init__(self, note: Path, rows_max: int, wanted_rows_max: int) -> None:
         self._note = note
@@ -59,13 +57,12 @@ class Cut:
 
     @classmethod
     def open(cls, note: Path, rows_max: int) -> Cut:
-        """The cut of a view's sink, with the limit that it is to have from now on."""
+        """The cut of a view's sink; `rows_max` is the configured limit, in force from the second batch on."""
         if not note.exists():
             _write(note, rows_max)
         return cls(note, int(json.loads(note.read_bytes())["rows_per_request_max"]), rows_max)
 
     def rows_max(self, batch: BatchId) -> int:
-        """The limit for this batch."""
         self._first = self._first or batch
         if batch != self._first and self._rows_max != self._wanted_rows_max:
             _write(self._note, self._wanted_rows_max)
@@ -79,7 +76,7 @@ def _write(note: Path, rows_max: int) -> None:
 
 ROWS_PER_REQUEST_MAX = 500
 TIMEOUT_S = 10.0
-RETRY_AFTER_S_MAX = 300.0  # an endpoint that asks for a longer pause is asked again after this one
+RETRY_AFTER_S_MAX = 300.0  # a longer pause is cut to this limit
 BODY_CHARS_SHOWN_MAX = 200
 _AWAY = {408, 429}
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -93,9 +90,9 @@ def http(
     timeout_s: float = TIMEOUT_S,
     on_step: OnStep = ignore_step,
 ) -> SinkFactory:
-    """A sink that posts rows as JSON to an endpoint, with an idempotency key for each request (see above).
+    """A sink that posts rows as JSON to an endpoint, with an idempotency key per request (see the module).
 
-    A header's value may be `env:NAME`: it is then read from the environment when a run starts, and is never shown.
+    A header's value may be `env:NAME`: the value is read from the environment when a run starts, and never shown.
     """
     _check_url(url)
     if rows_per_request_max < 1:
@@ -111,7 +108,7 @@ def http(
 
 
 def open_endpoint(url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Endpoint:
-    """An endpoint, with its headers' secrets read from the environment. ViewInvalid or SetupError if it cannot be."""
+    """An endpoint, with its headers' secrets read from the environment; ViewInvalid or SetupError if invalid."""
     _check_url(url)
     return Endpoint(url, _resolved(headers), timeout_s)
 
@@ -126,7 +123,7 @@ class HttpSink:
         self._on_step = on_step
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Send the rows; SinkAway or SinkRefused at the first part that is not taken."""
+        """Send the rows; SinkAway or SinkRefused at the first part that is not accepted."""
         if not rows.num_rows:
             return
         self._on_step(1)
@@ -146,7 +143,7 @@ class HttpSink:
 
 
 class Endpoint:
-    """The other side: takes a body and its key, or says why not. Shows neither headers nor the URL's query."""
+    """The HTTP endpoint: takes a body and its key. Never shows headers or the URL's query."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], timeout_s: float, now_s: Callable[[], float] = time.monotonic
@@ -171,7 +168,7 @@ class Endpoint:
         return urlunsplit(urlsplit(self._url)._replace(query="", fragment=""))
 
     def post(self, body: bytes, key: str) -> None:
-        """Send it, once."""
+        """Send the body in one attempt; SinkAway or SinkRefused if the endpoint does not accept it."""
         import httpx
 
         wait_s = self._not_before_s - self._now_s()
@@ -203,7 +200,7 @@ class Endpoint:
 
 
 def idempotency_key(batch: BatchId, part: int) -> str:
-    """By what an endpoint knows a part again."""
+    """The key by which an endpoint recognises a part."""
     return sha256(json.dumps([batch.query, batch.batch, part]).encode()).hexdigest()
 
 
@@ -213,7 +210,7 @@ def _body(name: Mapping[str, object], texts: Sequence[str]) -> bytes:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """How long to wait: seconds or a date, at most the limit; nothing if it is neither."""
+    """The pause from seconds or a date, at most the limit; 0 for any other value."""
     if header is None:
         return 0.0
     try:
@@ -224,7 +221,7 @@ def _retry_after_s(header: str | None) -> float:
 
 
 def _resolved(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers with their secrets. Checked here, because the HTTP library's errors would show a bad value."""
+    """The headers with their secrets, checked here because the HTTP library's errors would show a bad value."""
     resolved = with_secrets(headers)
     for name, value in resolved.items():
         if not _HEADER_VALUE.fullmatch(value):

@@ -1,27 +1,27 @@
-"""The journal itself: a query's rows become events again, for other queries to react to.
+"""Journal sink: a query's rows become events again, for other queries to read.
 
-How a batch gets in exactly once; a crash at any step, followed by a rerun of the same batch, changes nothing:
+Exactly-once protocol; a crash at any step, followed by a rerun of the same batch, changes nothing:
 
-1. The rows become events with ids made of query, batch and key (`emission`): a rerun makes the same ones. A row that
-   cannot be an event refuses the batch, before anything of it is stored.
-2. The journal is opened, which settles what a crash left, and the first time it is asked for the highest batch of this
-   query that it has events of. A batch with a higher number is new, if it is not the first one of this run; any other
-   one may be a rerun, or a leader that was paused in the middle of it may be about to store it (`leadership`).
-3. The mark beside the checkpoint must say whose events these are, and from which position on they may be found: some
-   journal end from before this batch's first append. It is written before the first append of a query, and now and
-   then moved on, before the first append of a new batch.
-4. The events are appended, in groups that fit into a frame each. If the batch may be a rerun, events whose ids the
-   journal has are left out; if a rerun makes another event of a row, the stored one counts, and the log is told.
-5. The caller lets Spark commit the batch. A crash before that repeats the batch, which then finds all its ids.
+1. The rows become events with ids made of query, batch and key (see below): a rerun makes the same ids. A row that
+   cannot be an event refuses the whole batch, before any event is stored.
+2. The journal is opened, which repairs the leftovers of a crash. On the first batch the sink looks up the highest batch
+   of this query in the journal. A batch with a higher number is new, if it is not the first one of this run; any other
+   batch may be a rerun, or a leader paused inside the batch may be about to store it (`leadership`).
+3. The mark beside the checkpoint must name the query that emits, and a position after which its events may lie: a
+   journal end from before this batch's first append. The mark is written before the first append of a query, and
+   advanced now and then, before the first append of a new batch.
+4. The events are appended, in groups that fit into a frame each. If the batch may be a rerun, events whose ids are
+   stored are skipped; if a rerun makes another event of a row, the stored event counts, with a warning in the log.
+5. The caller lets Spark commit the batch. A crash before the commit repeats the batch, which then finds all its ids.
 
-The steady state is step 4 alone, without a look: a batch is known to be new by its number. An old position in
-the mark is never wrong, only slower: all of a batch's events lie behind every journal end from before its first append.
-So nothing depends on what the query reads. That one process at a time emits for a query is the driver's lease.
+The steady state is step 4 alone, without a lookup: the number shows that a batch is new. An old position in the mark is
+never wrong, only slower: all of a batch's events lie beyond every journal end from before its first append. So nothing
+depends on what the query reads. The driver's lease ensures that one process at a time emits for a query.
 
-Readers see a batch's events group by group. A query that reads the types which it emits feeds itself, for ever: emit
-another type than those that are read.
+Readers see a batch's events group by group. A query that reads the types it emits feeds itself without end: emit types
+that the query does not read.
 
-Rows as events: what a query's rows must have to go back into the journal, and the ids that they get there.
+Columns of the rows:
 
 column      type                  becomes
 entity      string                the event's entity
@@ -31,10 +31,9 @@ tags        array<string>         its tags; none if there is no such column, or 
 payload     string                its payload, a JSON object as text. Without such a column all others are the payload,
                                   a field each, in the JSON forms that `json_rows` lists
 
-An event's id is QUERY/BATCH/KEY, the key being a digest of entity, type and time. If a batch has several rows of one
-key, these are put in order by tags and payload and numbered: KEY, KEY.1, KEY.2. So a repeated batch makes the same
-ids whatever the order in which Spark hands its rows over, and even if a payload comes out a little different the second
-time (sums of floats do).
+An event's id is QUERY/BATCH/KEY; the key is a digest of entity, type and time. Several rows of one key in a batch are
+sorted by tags and payload and numbered: KEY, KEY.1, KEY.2. So a repeated batch makes the same ids whatever the row
+order, and even if a payload differs slightly the second time (sums of floats do).
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFact
 from stateside.spark_state.batch_log import Checkpoint
 
 _NEEDED = ("entity", "type", "time")
-_RESERVED = ("id", "appended")  # the journal's own to give
+_RESERVED = ("id", "appended")  # assigned by the journal
 _ROW_CHARS_SHOWN_MAX = 300
 
 
@@ -94,19 +93,19 @@ def check_columns(view: str, schema: pa.Schema) -> None:
 
 
 def events_of(rows: pa.Table, batch: BatchId) -> list[Event]:
-    """The rows as events, in order of their time; SinkRefused, naming the row, if one cannot be an event."""
+    """The rows as events, in order of time; SinkRefused, naming the row, if one cannot be an event."""
     events = sorted((_checked(event) for event in _events(rows)), key=_order)
     numbers: defaultdict[str, int] = defaultdict(int)
     return [replace(event, id=_id(batch, event, numbers)) for event in events]
 
 
 def batch_of(id_: str) -> int:
-    """The batch that an emitted event's id was made of."""
+    """The batch number in an emitted event's id."""
     return int(id_.rsplit("/", 2)[1])
 
 
 def _events(rows: pa.Table) -> Iterator[Event]:
-    """The rows as events that have no id yet."""
+    """The rows as events without ids."""
     times = rows["time"].cast(EVENT_SCHEMA.field("time").type).cast(pa.int64()).to_pylist()
     tags = rows["tags"].to_pylist() if "tags" in rows.schema.names else [None] * rows.num_rows
     columns = (rows["entity"].to_pylist(), rows["type"].to_pylist(), times, _payloads(rows), tags)
@@ -122,7 +121,7 @@ def _payloads(rows: pa.Table) -> Sequence[Any]:
 
 
 def _parsed(text: str | None) -> Any:
-    """The JSON; the text itself if it is none: no event takes that as a payload."""
+    """The parsed JSON; invalid JSON stays a text, which no event accepts as its payload."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -174,12 +173,12 @@ def _invalid(view: str, what: str, next_step: str) -> ViewInvalid:
 
 
 EVENTS_PER_APPEND_MAX = 2_000  # so that even the largest events fit into one frame
-LOOK_EVENTS_MAX = 100_000  # how far behind the journal's end to look from, before that is moved on
+LOOK_EVENTS_MAX = 100_000  # the mark is advanced when it lies further before the journal's end
 log = logging.getLogger(__name__)
 
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
-    """A sink that appends a query's rows to the application's journal, as events. `emission` says which columns."""
+    """A sink that appends a query's rows to the application's journal, as events; columns as listed in the module."""
     return lambda context: _open(context, on_step)
 
 
@@ -193,7 +192,7 @@ def _open(context: SinkContext, on_step: OnStep) -> JournalSink:
 
 @dataclass(frozen=True, slots=True)
 class JournalMark:
-    """Whose events were emitted (None: nobody's yet), into which journal, from where on, from which batch on."""
+    """The emitting query (None: none yet), its journal, and the position and batch from which its events may lie."""
 
     query: str | None = None
     journal: str | None = None
@@ -203,16 +202,16 @@ class JournalMark:
 
 @dataclass(frozen=True, slots=True)
 class MarkFile:
-    """The mark in its file, beside the checkpoint of the query that it is about."""
+    """The mark's file, beside the checkpoint of its query."""
 
     path: Path
     checkpoint: Checkpoint
     journal: Journal
 
     def begin(self) -> None:
-        """A query that has not begun yet has emitted nothing: the place to look from is the journal's end.
+        """For a new query, record the journal's end: a query that has not begun has emitted nothing.
 
-        ArchiveInvalid if another query has emitted before: this one would emit everything a second time.
+        ArchiveInvalid if another query has emitted before: a new query would emit every event a second time.
         """
         query, mark = self.checkpoint.query_id(), self.read()
         if mark.query is not None and mark.query != query:
@@ -226,24 +225,24 @@ class MarkFile:
             self.write(JournalMark(since=self.journal.end()[PARTITION], journal=self.journal.id()))
 
     def write(self, mark: JournalMark) -> None:
-        """Note this, durably."""
+        """Write the mark durably."""
         write_atomically(self.path, json.dumps(asdict(mark)).encode())
 
     def read(self) -> JournalMark:
-        """What was noted; without a note, all of the journal is looked at."""
+        """The stored mark; without a file, an empty mark, so the whole journal is searched."""
         try:
             return JournalMark(**json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return JournalMark()
 
     def since(self, batch: int) -> Position:
-        """The position behind which a batch's events lie: the noted one, if it is one of this journal and for it."""
+        """The position before a batch's events: the mark's, if it fits this journal and batch, else the start."""
         mark = self.read()
         known = mark.journal == self.journal.id() and mark.since <= self.journal.end()[PARTITION]
         return Position.of({PARTITION: mark.since if known and batch >= mark.batch else 0})
 
     def highest(self, query: str) -> int:
-        """The highest batch of a query that the journal may have events of."""
+        """The highest batch of a query with events in the journal."""
         mark, end = self.read(), self.journal.end()[PARTITION]
         found = mark.batch
         for _, events in self.journal.batches(self.since(mark.batch)[PARTITION], end):
@@ -262,16 +261,16 @@ class JournalSink:
         self._on_step = on_step
         self._writer: JournalWriter | None = None
         self._query: str | None = None
-        self._highest = -1  # of that query: no later batch has been begun
+        self._highest = -1  # the highest begun batch of that query
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Append the rows as events, unless they are there."""
+        """Append the rows as events, unless they are stored."""
         if rows.num_rows:
             self._on_step(1)
             self._emit(events_of(rows, batch), batch)
 
     def __del__(self) -> None:
-        self._close()  # the contract of sinks has no end: one that is let go gives its files back
+        self._close()  # the sink contract has no close: a collected sink releases its files
 
     def _emit(self, events: list[Event], batch: BatchId) -> None:
         with self._writing() as writer:
@@ -286,7 +285,7 @@ class JournalSink:
             self._on_step(5)
 
     def _begin(self, batch: BatchId) -> bool:
-        """Step 2: whether the batch is new. From now on, whatever becomes of it, it is so no longer."""
+        """Step 2: whether the batch is new. After this call the batch counts as begun, whatever its outcome."""
         if batch.query != self._query:
             self._highest = max(self._mark.highest(batch.query), batch.batch)
             self._query = batch.query
@@ -295,7 +294,7 @@ class JournalSink:
         return new
 
     def _note(self, batch: int, writer: JournalWriter, new: bool) -> None:
-        """Step 3."""
+        """Step 3: write the mark, or advance it."""
         mark = self._mark.read()
         if mark.query is None:
             since = self._mark.since(batch)[PARTITION]
@@ -305,7 +304,7 @@ class JournalSink:
 
     @contextmanager
     def _writing(self) -> Iterator[JournalWriter]:
-        """The writer, opened anew after whatever went wrong; SinkAway if waiting or mending helps."""
+        """The writer, reopened after any error; SinkAway if waiting or a repair helps."""
         try:
             self._writer = self._writer or JournalWriter(self._folder)
             yield self._writer
@@ -323,9 +322,9 @@ class JournalSink:
 
 
 def _append(writer: JournalWriter, events: list[Event], since: Position | None) -> None:
-    """Step 4, for one group; with `since`, some of it may be stored."""
+    """Step 4, for one group; with `since`, some of the events may be stored."""
     if since is None:
-        writer.append(events, compare_ids=False)  # they have the batch's number in their ids, and it is new
+        writer.append(events, compare_ids=False)  # ids contain the number of a new batch
         return
     try:
         writer.append_unstored(events, since=since)

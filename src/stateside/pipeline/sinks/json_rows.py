@@ -1,4 +1,4 @@
-"""Rows as JSON, the same text for the same row each time: for files of lines, for requests, and to put rows in order.
+"""Rows as canonical JSON: the same text for the same row, for files of lines, for requests, and as a sort key.
 
 type                    JSON
 integers, booleans      as they are
@@ -33,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def json_texts(rows: pa.Table) -> list[str]:
-    """Each row as one line of JSON, its columns in their order."""
+    """Each row as one line of JSON, columns in schema order."""
     encode = _struct(rows.schema)
     return [_text(encode(row)) for row in rows.to_pylist()]
 

@@ -1,42 +1,40 @@
-"""Kafka: a batch is one transaction, with its messages and a note of its number.
+"""Kafka sink: a batch is one transaction with its messages and a note of its number.
 
-How a batch gets in exactly once, for readers with `isolation.level=read_committed`; a crash at any step, followed by a
-rerun of the same batch, changes nothing. A run does steps 1 to 4 before its first batch, and again after an error:
+Exactly-once protocol, for readers with `isolation.level=read_committed`; a crash at any step, followed by a rerun of
+the same batch, changes nothing. A run does steps 1 to 4 before its first batch, and again after an error:
 
-1. The writer's id is drawn, once, and kept in the view's folder (`kafka_notes.Mark`).
-2. The topic of notes is created, once; if it is missing later the batch is held, another one is refused.
-3. A producer with the transactional id VIEW-WRITER is initialised. With this the broker ends what an older run left
-   open, one way or the other, and refuses that run from now on.
-4. The last note is read. Because of step 3 nobody changes it from here on but this run, which remembers its own.
-   If it is of this batch or of a later one of the query: done.
+1. The writer's id is drawn, once, and kept in the view's folder (`KafkaMark`).
+2. The notes topic is created, once. If the topic is missing later, the batch is held; another topic is refused.
+3. A producer with the transactional id stateside-VIEW-WRITER is initialised. The broker then ends any open transaction
+   of an older run, and fences the older run.
+4. The last note is read. After step 3 only this run changes the notes, and it remembers its own. If the note is of this
+   batch or a later one of the query: done.
 5. A transaction is begun, and the messages are sent. No reader sees them yet.
-6. The note is sent in the same transaction, and all is acknowledged.
-7. The transaction is committed: messages and note count from now on, in one atomic step.
-8. The caller lets Spark commit the batch. A crash before that repeats the batch, which then ends at step 4.
+6. The note is sent in the same transaction, and all messages are acknowledged.
+7. The transaction is committed: messages and note become visible in one atomic step.
+8. The caller lets Spark commit the batch. A crash before the commit repeats the batch, which then ends at step 4.
 
-A message is a row: the value a JSON object (`json_rows`), the key what the key columns say: the text itself of one
-column of text, the JSON of one other column, a JSON object of several; none if the one column is null. Messages of one
-key come in the order of their values' text, whatever the order of the rows. The headers `stateside-query` and
-`stateside-batch` tell where a message comes from. Keys go to partitions as Java's clients send them.
+Messages: the value is the row as a JSON object (`json_rows`). The key of one text column is the text itself, of one
+other column its JSON, of several columns a JSON object; a null in the one column means no key. Messages of one key are
+ordered by their values' text, whatever the order of the rows. The headers `stateside-query` and `stateside-batch` name
+the origin. Keys go to partitions as Java's clients send them.
 
-A batch must be through within `transaction.timeout.ms` (60 s by default), and readers of committed messages wait for a
-run that was killed in the middle of one until the next run starts, or for that long.
+A batch must finish within `transaction.timeout.ms` (60 s by default). Readers of committed messages wait for a run
+killed inside a transaction until the next run starts, or for that timeout.
 
-The notes of a Kafka sink: which batch it stored last, in a topic of the sink's own.
-
-A note is written in the same transaction as the batch's messages, so the last committed one tells what is stored. The
-topic is the sink's alone, with one partition, and compacted: the last note stays for as long as the topic does.
+Notes: the number of the last stored batch, in a topic that belongs to this sink alone, with one partition and
+compaction, so the last note stays for as long as the topic does.
 
     stateside-notes-VIEW-WRITER     "last" -> {"query": …, "batch": 12}
 
-Why not the offsets of a consumer group, the usual place: the broker forgets those some days after the last commit
-(`offsets.retention.minutes`, 7 days by default). A run that crashed between the sink's commit and Spark's, and was
-started again only after that, would store its batch twice. And why not one topic for the notes of all sinks: a reader
-of committed records does not see past the oldest transaction that is open in a partition, be it somebody else's; so it
-could miss its own last note.
+Consumer group offsets, the usual place, do not work: the broker forgets them some days after the last commit
+(`offsets.retention.minutes`, 7 days by default). A run that crashed between the sink's commit and Spark's, and
+restarted after that time, would store its batch twice. One notes topic for all sinks does not work either: a reader of
+committed records does not see past the oldest open transaction in a partition, even another sink's, and could miss its
+own last note.
 
-The *mark* in the view's folder has the writer's id, drawn once, and the id of the topic of notes. So that topic is
-created once only: if it is missing later, or another one, to go on would mean to forget what was stored.
+The *mark* in the view's folder has the writer's id and the id of the notes topic. The topic is created only once: to
+continue with a missing or different topic would mean to forget the stored batches.
 """
 
 from __future__ import annotations
@@ -64,15 +62,13 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 log = logging.getLogger(__name__)
-ANSWER_S_MAX = 15.0  # longer than this a broker may be silent, then it counts as away
+ANSWER_S_MAX = 15.0  # a broker that is silent for longer counts as away
 LOOK_S = 0.05
 NOTE_KEY = b"last"
-NEWEST = (
-    50  # of the partition's offsets are looked at first; the last note lies further back after many aborted batches
-)
+NEWEST = 50  # offsets read first; after many aborted batches the last note lies further back
 _SETTINGS = {
     "cleanup.policy": "compact",
-    # Closed and compacted soon: a start reads few notes, and the topic stays small.
+    # Segments are closed and compacted soon, so a start reads few notes and the topic stays small.
     "segment.ms": "3600000",
     "min.cleanable.dirty.ratio": "0.01",
 }
@@ -80,26 +76,26 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class KafkaMark:
-    """Who writes, and the id of the topic that its notes are in (none before that was created)."""
+    """The writer's id, and the id of its notes topic (None until the topic is created)."""
 
     writer: str
     topic_id: str | None = None
 
     @classmethod
     def load_or_draw(cls, path: Path) -> KafkaMark:
-        """The mark at this path; a new one is drawn and made durable first."""
+        """The mark at this path; a new mark is drawn and made durable first."""
         if not path.exists():
             cls(secrets.token_hex(8)).save(path)
         return cls(**json.loads(path.read_bytes()))
 
     def save(self, path: Path) -> None:
-        """Write it, atomically and durably."""
+        """Write the mark, atomically and durably."""
         write_atomically(path, json.dumps(asdict(self)).encode())
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNotes:
-    """The topic of notes of one writer. KafkaException, whenever the broker is away or refuses."""
+    """The notes topic of one writer. Raises KafkaException whenever the broker is away or refuses."""
 
     client: dict[str, Any]  # librdkafka's settings
     view: str
@@ -107,14 +103,13 @@ class BatchNotes:
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
         return f"stateside-notes-{self.view}-{self.writer}"
 
     def create(self, mark: KafkaMark, path: Path) -> None:
-        """Create the topic, unless the mark says that it was created before: then it must be that one."""
+        """Create the topic, or check its id if the mark has one."""
         from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient(self.client, logger=log)  # held on to: with it go the answers that are still to come
+        admin = AdminClient(self.client, logger=log)  # kept referenced: pending answers die with the client
         if mark.topic_id is None:
             self._create(admin)
             replace(mark, topic_id=self._await_topic_id(admin)).save(path)
@@ -128,11 +123,11 @@ class BatchNotes:
         self._check_policy(admin)
 
     def last(self) -> BatchId | None:
-        """The batch that was stored last; None if none was."""
+        """The batch that was stored last; None if there is none."""
         from confluent_kafka import Consumer, TopicPartition
 
         reading = {"group.id": self.topic, "isolation.level": "read_committed", "enable.partition.eof": True}
-        quick = {"fetch.wait.max.ms": 10, "enable.auto.commit": False}  # at the end there is nothing to wait for
+        quick = {"fetch.wait.max.ms": 10, "enable.auto.commit": False}  # no waiting at the end of the partition
         consumer = Consumer({**self.client, **reading, **quick}, logger=log)
         try:
             low, high = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=ANSWER_S_MAX)
@@ -164,12 +159,12 @@ class BatchNotes:
         topic = NewTopic(self.topic, num_partitions=1, config=_SETTINGS)
         try:
             admin.create_topics([topic], request_timeout=ANSWER_S_MAX)[self.topic].result()
-        except KafkaException as error:  # a run that crashed before it could note its id made it
+        except KafkaException as error:  # created by a run that crashed before it saved the topic's id
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
     def _await_topic_id(self, admin: AdminClient) -> str:
-        """The id of a topic that was just created: brokers hear of it one after the other."""
+        """The id of a new topic: brokers learn of topics one after the other."""
         deadline = time.monotonic() + ANSWER_S_MAX
         while True:
             try:
@@ -195,7 +190,7 @@ class BatchNotes:
             ) from error
 
     def _check_policy(self, admin: AdminClient) -> None:
-        """Without compaction the broker would delete the last note one day."""
+        """Without compaction the broker would eventually delete the last note."""
         from confluent_kafka.admin._config import ConfigResource
         from confluent_kafka.admin._resource import ResourceType
 
@@ -214,7 +209,7 @@ class BatchNotes:
 Message = tuple[str | None, str]  # key and value
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _DEFAULTS = {"partitioner": "murmur2_random"}
-_QUIET = {"log_level": "2"}  # what goes wrong is told by errors; at 3 each vain attempt to connect would be a line
+_QUIET = {"log_level": "2"}  # errors are raised anyway; at 3 every failed connection attempt logs a line
 _OURS = {"bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level", "group.id"}
 
 
@@ -226,10 +221,10 @@ def kafka(
     options: Mapping[str, str] | None = None,
     on_step: OnStep = ignore_step,
 ) -> SinkFactory:
-    """A sink that sends each row as a message to a Kafka topic, which must be there.
+    """A sink that sends each row as a message to an existing Kafka topic.
 
-    `key` names the columns that make the message's key. `options` are librdkafka's; a value `env:NAME` is taken from
-    that environment variable.
+    `key` names the columns of the message key. `options` are librdkafka's; a value `env:NAME` is read from the
+    environment variable NAME.
     """
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ViewInvalid(f"{topic!r} is no name of a Kafka topic", next_step="Use letters, digits, '.', '_', '-'")
@@ -282,8 +277,8 @@ class KafkaSink:
     def write(self, rows: pa.Table, batch: BatchId) -> None:
         """Send the rows, unless the batch is stored.
 
-        After an error nothing of the producer is used again: the next call begins at step 1, and learns at step 4 what
-        became of the batch. PipelineRunning, now and for ever, once another run has taken over.
+        After an error the producer is discarded: the next call begins at step 1, and step 4 reports whether the batch
+        was stored. Once another run has taken over, every call raises PipelineRunning.
         """
         from confluent_kafka import KafkaException
 
@@ -303,7 +298,7 @@ class KafkaSink:
         self._turn = turn
 
     def _take_over(self) -> ProducerTurn:
-        """Become the one who writes: steps 1 to 4."""
+        """Become the only writer: steps 1 to 4."""
         self._on_step(1)
         mark = KafkaMark.load_or_draw(self._mark)
         notes = BatchNotes(self._client, self._view, mark.writer)
@@ -335,19 +330,19 @@ class KafkaSink:
 
 @dataclass(frozen=True, slots=True)
 class ProducerTurn:
-    """A producer that the broker takes messages from, and the last note, which it alone moves on."""
+    """An initialised producer, and the last note, which only this producer changes."""
 
     producer: Producer
     notes_topic: str
     last: BatchId | None
 
     def stored(self, batch: BatchId) -> bool:
-        """Whether the batch, or a later one of its query, is stored already."""
+        """Whether the batch, or a later one of its query, is already stored."""
         return self.last is not None and self.last.query == batch.query and self.last.batch >= batch.batch
 
 
 def _check_topic(producer: Producer, topic: str) -> None:
-    """Told now, a missing topic is told by its name and at once; in the midst of a transaction it would take 30 s."""
+    """Report a missing topic by name and at once; inside a transaction the error would take 30 s."""
     from confluent_kafka import KafkaException
 
     if (error := producer.list_topics(topic, ANSWER_S_MAX).topics[topic].error) is not None:
@@ -355,9 +350,9 @@ def _check_topic(producer: Producer, topic: str) -> None:
 
 
 def _produce(producer: Producer, topic: str, key: bytes | None, value: bytes, headers: list[tuple[str, bytes]]) -> None:
-    """Hand over one message, when there is room for it. What becomes of it the commit tells.
+    """Enqueue one message when the queue has space; the commit reports delivery errors.
 
-    (Not a delivery callback: the client raises fatal errors in the midst of calling those.)
+    No delivery callback: the client raises fatal errors while it calls callbacks.
     """
     while True:
         try:
@@ -403,7 +398,7 @@ def _producer(client: Mapping[str, Any], transactional_id: str) -> Producer:
 
 
 def _check_options(client: Mapping[str, Any], options: Mapping[str, str]) -> None:
-    """ViewInvalid for options that librdkafka does not take. Nothing is connected to."""
+    """ViewInvalid for options that librdkafka rejects. Opens no connection."""
     from confluent_kafka import KafkaException
 
     try:
@@ -412,14 +407,14 @@ def _check_options(client: Mapping[str, Any], options: Mapping[str, str]) -> Non
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     else:
         return
-    raise ViewInvalid(  # not `from error`: it may have a secret in its text
+    raise ViewInvalid(  # not `from error`: its text may contain a secret
         f"The Kafka sink's options are not in order: {without_secrets(reason, options)}",
         next_step="Mend them, then run again",
     )
 
 
 def _told(error: KafkaError, topic: str, servers: str) -> StatesideError:
-    """What an error of the client's means for the run."""
+    """The Stateside error for an error of the client."""
     code, where = error.code(), f"topic {topic} at {servers}"
     if code in _codes("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
         return PipelineRunning(

@@ -1,16 +1,16 @@
-"""The contract of a sink.
+"""The contract of a sink, and the delivery guarantees.
 
-Spark runs a batch again if it crashed before `commits/N` was written, and hands the sink the same rows under the same
-number. A sink therefore stores rows and (query, batch) in one atomic step, or in steps that can be repeated.
+Spark repeats a batch that crashed before `commits/N` was written, and hands the sink the same rows under the same
+number. A sink therefore stores rows and (query, batch) in one atomic step, or in repeatable steps.
 
-Guarantees: what holds when a batch comes a second time.
+Guarantees for a repeated batch:
 
-    exactly-once    the sink as it is: it recognises a batch that it has stored
-    at-least-once   every attempt has a name of its own, so nothing is recognised: a repeated batch is stored twice
-    at-most-once    a batch is noted as begun before the sink is called, and never given to it again: a crash loses it
+    exactly-once    the sink unchanged: it recognises a stored batch
+    at-least-once   every attempt has its own name, so nothing is recognised: a repeated batch is stored twice
+    at-most-once    a batch is noted as begun before the sink is called, and never passed again: a crash loses it
 
-The two weaker ones are negative controls (a test that cannot find doubles or losses proves nothing) and for those who
-want them: at-least-once for an endpoint that remembers no keys, at-most-once where a repeat is worse than a gap.
+The two weaker guarantees are negative controls (a test that cannot find doubles or losses proves nothing), and options
+for users: at-least-once for an endpoint that remembers no keys, at-most-once where a repeat is worse than a gap.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import write_atomically
 
 Guarantee = Literal["at-most-once", "at-least-once", "exactly-once"]
-OnStep = Callable[[int], None]  # told each numbered step of a protocol as it is reached: tests crash there
+OnStep = Callable[[int], None]  # called at each numbered step of a protocol: tests crash there
 
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Which batch of which query: the name under which a sink remembers what it has written."""
+    """A batch of a query: the key under which a sink remembers its writes."""
 
     query: str
     batch: int
@@ -42,22 +42,22 @@ class BatchId:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink is opened with, once a run, before its query starts."""
+    """The arguments for opening a sink, once per run, before its query starts."""
 
     layout: Layout
     view: str
-    schema: pa.Schema  # of the rows that it will be given
+    schema: pa.Schema  # of the rows to come
 
 
 class Sink(Protocol):
     """Takes a query's rows, batch by batch."""
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Store the rows, once: called again with a batch that is already stored, it changes nothing.
+        """Store the rows, once: a call with an already stored batch changes nothing.
 
-        Called before Spark commits the batch, so a crash between the two repeats the call with the same rows, which may
-        then stand in another order. Batches of a query come one after the other, never two at a time. SinkAway if the
-        other side cannot be reached: the batch is held, and the call repeated until it succeeds.
+        Called before Spark commits the batch, so a crash between the two repeats the call with the same rows, perhaps
+        in another order. Batches of a query come one after the other, never two at a time. SinkAway if the destination
+        cannot be reached: the batch is held, and the call repeated until it succeeds.
         """
 
 
@@ -65,14 +65,14 @@ SinkFactory = Callable[[SinkContext], Sink]
 
 
 def ignore_step(step: int) -> None:
-    """What a sink does with its steps outside of tests."""
+    """The default step handler outside of tests."""
 
 
 log = logging.getLogger(__name__)
 
 
 def with_guarantee(sink: Sink, guarantee: Guarantee, places: ViewLayout) -> Sink:
-    """The sink, weakened to what was asked for; `places` are those of the view whose rows it gets."""
+    """The sink, weakened to the chosen guarantee; `places` is the layout of the sink's view."""
     match guarantee:
         case "exactly-once":
             return sink
@@ -84,25 +84,24 @@ def with_guarantee(sink: Sink, guarantee: Guarantee, places: ViewLayout) -> Sink
 
 @dataclass(frozen=True, slots=True)
 class AtLeastOnce:
-    """Gives the sink every attempt as a batch that it has never seen: nothing is lost, what is repeated is doubled.
+    """Passes every attempt as a new batch: nothing is lost, repeated batches are doubled.
 
-    A sink that knows rows by a key of their own (insert-if-absent) still stores each of them once.
+    A sink that identifies rows by their own key (insert-if-absent) still stores each row once.
     """
 
     sink: Sink
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
-        """Store the rows, whether they are there already or not."""
         self.sink.write(rows, replace(batch, query=f"{batch.query}~{secrets.token_hex(8)}"))
 
 
 @dataclass(frozen=True, slots=True)
 class AtMostOnce:
-    """Gives the sink every batch once, and never again, whatever became of it: nothing is doubled.
+    """Passes every batch once, and never again, whatever its outcome: nothing is doubled.
 
-    1. A batch that was noted before is skipped, and the log says so.
+    1. A batch that was noted before is skipped, with a warning in the log.
     2. The batch is noted as begun, durably.
-    3. The sink is called. A crash in it, or an error (SinkAway too), loses what it had not stored yet.
+    3. The sink is called. A crash in the sink, or an error (SinkAway too), loses the rows not stored yet.
     """
 
     sink: Sink

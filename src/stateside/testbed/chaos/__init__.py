@@ -1,9 +1,9 @@
-"""Chaos: the whole system under load, something bad done to it, and the auditor's judgement of what came out.
+"""Chaos: the whole system under load, faults injected into it, and the auditor's verdict.
 
-A *scenario* (`scenarios`) is a system of some shape (`system`) and the faults (`faults`) that it has to stand, one
-after the other. `run` goes through it: it starts the system, has a client ask all the time (`witness`) and a producer
-append (`writer`), injects the fault, heals it, waits until all has come to rest, and has it audited (`judgement`).
-`report` is what is left to read, and `matrix` makes the docs' crash matrix of it.
+A *scenario* (`scenarios`) is a system of some shape (`billing_system`) and the faults (`faults`) injected into it, one
+after the other. `scenario_run` starts the system with a client that keeps asking (`witness`) and a producer that
+appends (`producer`, `load`), injects the fault, heals it, waits until all has come to rest, and audits the result.
+`report` has the results and the docs' crash matrix.
 
-A scenario has no say in the judgement: the auditor's laws and the generator's even sums decide, as in the demo.
+A scenario has no influence on the verdict: the auditor's laws and the generator's even sums decide, as in the demo.
 """

@@ -1,12 +1,12 @@
-"""The whole system of a scenario: billing with journal, Spark, two replicas and a producer, as processes.
+"""The system of a scenario: billing with journal, Spark, two replicas and a producer, as processes.
 
-    DESK/                       what the parts of the scenario tell each other (`load`)
-    DESK/logs/PART.log          what each part says
+    DESK/                       files between the parts of the scenario (`load`)
+    DESK/logs/PART.log          the log of each part
     DESK/application/           the application's folder
     DESK/second/                the folder of the second server: links to the first, and a replica of its own
     DESK/kafka/, DESK/cluster/  where the shape has them
 
-A part that ends is started again at once, as a service manager would: one of the cluster unless a fault holds it down.
+An ended part is restarted at once, as by a service manager; a part of the cluster unless a fault holds it down.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Span = tuple[float, float]  # of time.monotonic()
 
 START_S_MAX = 180.0
 LOOK_S = 0.1
-LEASE_S = 4.0  # of a leader among standbys: short, so that a scenario is
+LEASE_S = 4.0  # short, to keep scenarios short
 PROBE_S_MAX = 2.0
-VIEW_FAILED = f"view {VIEW} failed"  # as a driver logs it, before it starts the query again
+VIEW_FAILED = f"view {VIEW} failed"  # a driver logs this before it restarts the query
 CRASHES = ("Traceback (most recent call last)", "was ended by SIG", "Fatal Python error")  # in a server's log
 _WEAK = "stateside.billing.pipeline.at_least_once:app"
 _SHARED = ("journal", "tables", "lease", "keys.json")
@@ -62,7 +62,7 @@ _SHARED_OF_VIEW = (
 
 @dataclass(frozen=True, slots=True)
 class SystemShape:
-    """What a system consists of: where its journal is, and whether Spark has a cluster, its driver a standby."""
+    """The composition of a system: its journal, and whether it has a Spark cluster, a standby driver, a small disk."""
 
     journal: JournalKind = "files"
     cluster: bool = False
@@ -71,7 +71,7 @@ class SystemShape:
 
 
 class System:
-    """The running system. Faults reach into it; whoever waits for something has it supervised meanwhile."""
+    """The running system, open to faults, and supervised during all waits."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class System:
     ) -> None:
         self.shape, self.desk = shape, Desk(folder)
         self.layout = Layout(folder / "application")
-        self.replicas = (self.layout, Layout(folder / "second"))  # the folder of each server
-        self.urls: tuple[str, ...] = ()  # and where it listens
+        self.replicas = (self.layout, Layout(folder / "second"))  # one folder per server
+        self.urls: tuple[str, ...] = ()  # of the servers
         self.parts: dict[str, Supervised] = {}
-        self.held: set[str] = set()  # parts of the cluster that are not started again for now
+        self.held: set[str] = set()  # parts of the cluster not to be restarted for now
         self._guarantee, self._interrupts, self._tell = guarantee, interrupts, tell
         self._cleanup = ExitStack()
 
@@ -111,35 +111,35 @@ class System:
         self._cleanup.close()
 
     def await_driver(self) -> None:
-        """Until Spark runs the view."""
+        """Wait until Spark runs the view."""
         self.wait("a running query", self._query_runs, START_S_MAX)
 
     def start_writer(self, load: ChaosLoad) -> None:
-        """Have the load appended from now on, and wait until every replica has something of it."""
+        """Start the producer, and wait until every replica has some of its events."""
         self.desk.lay(load)
         self._start("writer", [str(self.desk.folder)], module="stateside.testbed.chaos.producer")
         self.wait("a first batch in every replica", lambda: self.answers_cover(Position.of({})), START_S_MAX)
 
     def supervise(self) -> None:
-        """Start what has ended again. The writer ends by itself when everything is done."""
+        """Restart ended parts. The writer ends by itself when everything is done."""
         self.ground.supervise(self.held)
         for name, part in self.parts.items():
             if not (name == "writer" and self.desk.drained()):
                 part.supervise()
 
     def pause(self, seconds: float) -> None:
-        """Let a moment pass, unsupervised; KeyboardInterrupt if somebody wants an end."""
+        """Sleep for a moment, unsupervised; KeyboardInterrupt after a signal."""
         self._interrupts.pause(seconds)
 
     def let_pass(self, seconds: float) -> None:
-        """Let some time pass."""
+        """Let time pass, supervised."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self.supervise()
             self.pause(min(LOOK_S, left_s))
 
     def wait(self, what: str, done: Callable[[], bool], seconds_max: float) -> None:
-        """Until it is so; PipelineFailed if it takes too long."""
+        """Wait until `done()`; PipelineFailed after `seconds_max`."""
         until_s = time.monotonic() + seconds_max
         while not done():
             self.supervise()
@@ -160,11 +160,11 @@ class System:
     def unexplained(
         self, unreached: Mapping[str, Sequence[float]], faults: Sequence[Span], *, fails_view: bool
     ) -> list[str]:
-        """What happened to parts although nobody did anything to them: ends, silence, crashes inside of them.
+        """Failures of parts that no fault explains: ends, missing replies, crashes inside.
 
-        `unreached` are the times at which a server did not reply, by its URL: those are explained that lie within one
-        of the `faults`, from its start until all was well again, in which the server was killed. `fails_view`: one of
-        the faults may make the view fail, whose driver goes on.
+        `unreached` has the times at which a server did not reply, by URL; a time is explained inside one of the
+        `faults`, from its start to the recovery, in which the server was killed. `fails_view`: one of the faults may
+        make the view fail, while its driver continues.
         """
         told = [
             f"{name} ended {part.restarts - part.caused} times by itself: {part.last_error()}"
@@ -182,11 +182,10 @@ class System:
         return told
 
     def heartbeat(self) -> Heartbeat | None:
-        """The view's sign of life."""
         return Heartbeat.load(self.layout.view(VIEW).heartbeat)
 
     def answers_cover(self, floor: Position, watermark_us: int = 0) -> bool:
-        """Whether every single replica answers, freshly, with all that stands before this position, and that late."""
+        """Whether every replica answers freshly and covers this position and watermark."""
         return all(_answers(url, floor, watermark_us) for url in self.urls)
 
     def _prepared(self) -> AbstractContextManager[Ground]:
@@ -213,7 +212,7 @@ class System:
 
     def _start_servers(self) -> None:
         _link(self.layout, self.replicas[1])
-        ports = [free_port() for _ in self.replicas]  # now: what was started before has drawn its own
+        ports = [free_port() for _ in self.replicas]  # drawn last: earlier parts have drawn theirs
         self.urls = tuple(f"http://{LOOPBACK}:{port}" for port in ports)
         for number, (replica, port) in enumerate(zip(self.replicas, ports, strict=True), 1):
             told = ["--announce", str(self.desk.folder / "announced"), "--name", f"replica-{number}"]
@@ -236,7 +235,7 @@ def _application(ground: Ground, guarantee: Guarantee) -> str:
 
 
 def _gone(part: Supervised) -> bool:
-    """Whether it has ended; a writer ends in order when everything is done."""
+    """Whether the part has ended; a writer ends normally when everything is done."""
     code = part.child.returncode()
     return code is not None and not (part.name == "writer" and code == 0)
 
@@ -251,8 +250,9 @@ def _failures_of(server: Supervised, unreached: Sequence[float], faults: Sequenc
 
 
 def _link(layout: Layout, second: Layout) -> None:
-    """Make a folder that shows a server the same application, with a place for a replica of its own. Links may lead
-    nowhere yet.
+    """Make a folder that shows a server the same application, with a replica of its own.
+
+    Links may point to missing files at first.
     """
     view = second.view(VIEW)
     view.root.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A small disk of its own for an application's folder, so that it can be filled to the last block."""
+"""A small disk for an application's folder, to be filled to the last block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusal() -> str | None:
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Path]:
-    """An empty disk at this folder; SetupError where none can be mounted, as for anybody but root."""
+    """An empty disk at this folder; SetupError where none can be mounted, as for any user but root."""
     folder.mkdir(parents=True, exist_ok=True)
     why = _mount(folder)
     if why:
@@ -42,7 +42,7 @@ def mounted(folder: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Fill the disk of this folder to the last block; the file that takes it all."""
+    """Fill the disk of this folder to the last block; returns the file that fills it."""
     ballast = folder / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         block = bytes(_BLOCK_BYTES)
@@ -52,7 +52,7 @@ def fill(folder: Path) -> Path:
 
 
 def _mount(folder: Path) -> str:
-    """Why it was not mounted; empty if it was."""
+    """Mount the disk; returns the reason of a failure, or an empty text."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "stateside-chaos", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Faults: what is done to a running system, and undone.
+"""Faults: injected into a running system, and healed.
 
-A fault is injected into a system, and gives back what heals it. It knows nothing of what comes out.
+`inject` returns the `Broken` state with its healing function. A fault knows nothing of the outcome.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from stateside.testbed.demo.bill_client import bill_path
 Happening = Literal["killed", "paused", "away", "full", "at random"]
 Heal = Callable[[], None]
 
-AWAY_S = 8.0  # how long something is away that does not come back by itself
-BACK_S_MAX = 30.0  # how long it takes at most until nobody comes between
-SEALING_S_MAX = 45.0  # how long a driver's killer waits for the moment that it is after
+AWAY_S = 8.0  # for faults that need healing
+BACK_S_MAX = 30.0  # limit for moving a folder back against intruders
+SEALING_S_MAX = 45.0  # limit for the worst moment to come
 _SPIN_S = 0.001
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What heals a fault; and since when the system helps itself, if it does so without being healed.
+    """The healing function of a fault; `since_s` is set if the system recovers without healing, from that time on.
 
-    `began` is the journal's end when it broke, where that was not at once. `settle` waits for what must come about
-    after the recovery. `missed` says in what the fault was not what it is meant to be.
+    `began` is the journal's end when the fault took effect, if later than `inject`. `settle` waits for effects due
+    after the recovery. `missed` names a deviation from the intended fault.
     """
 
     heal: Heal
@@ -59,10 +59,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to which part; `inject` does it, and gives back what undoes it after `away_s`.
+    """A kind of fault in a part; `inject` performs it, and returns the healing function to call after `away_s`.
 
-    `repeats`: a batch may have to be done again. `stops_producer`: nothing can be appended meanwhile. `fails_view`: it
-    reaches the view's query, which may fail and be started again.
+    `repeats`: a batch may have to be repeated. `stops_producer`: no appends meanwhile. `fails_view`: the fault reaches
+    the view's query, which may fail and be restarted.
     """
 
     part: str
@@ -75,7 +75,7 @@ class Fault:
 
 
 def together(*faults: Fault) -> Fault:
-    """Several faults at the same time, healed in the same order; it is called by what happens to the first of them."""
+    """Several faults at the same time, healed in the same order; `happening` is the first fault's."""
 
     def inject(system: System) -> Broken:
         broken = [fault.inject(system) for fault in faults]
@@ -105,12 +105,12 @@ def _each(steps: Iterable[Callable[[], None]]) -> None:
 
 
 def by_itself() -> Broken:
-    """What a system heals without any help: a part that ended is started again by whoever supervises it."""
+    """A fault that needs no healing: the supervisor restarts the ended part."""
     return Broken(lambda: None, time.monotonic())
 
 
 def kill_driver(system: System) -> Broken:
-    """At the worst moment: when the documents of a batch are stored, and the batch is not committed."""
+    """Kill at the worst moment: the documents of a batch are stored, and the batch is not committed."""
     driver = system.driver()
     missed = _pause_within_a_sealing(system, driver)
     driver.kill()
@@ -118,7 +118,7 @@ def kill_driver(system: System) -> Broken:
 
 
 def pause_driver(system: System) -> Broken:
-    """Past its lease: a standby leads, and works, when the old leader wakes up."""
+    """Pause past the lease: a standby leads, and works, when the old leader wakes up."""
     old = system.driver()
     system.wait("a standby", lambda: _standbys(system) > 0, START_S_MAX)
     missed = _pause_within_a_sealing(system, old)
@@ -137,13 +137,13 @@ def pause_driver(system: System) -> Broken:
 
 
 def kill_replica(system: System) -> Broken:
-    """The server that follows the checkpoint, with its workers."""
+    """Kill the server that follows the checkpoint, with its workers."""
     system.parts["replica-1"].kill()
     return by_itself()
 
 
 def kill_writer(system: System) -> Broken:
-    """The producer, in the middle of its appends. It is back when the journal has more of it."""
+    """Kill the producer between its appends. Healed once the journal has grown."""
     system.parts["writer"].kill()
     end = system.journal.end()
     goes_on = lambda: system.journal.end() != end  # noqa: E731
@@ -151,7 +151,7 @@ def kill_writer(system: System) -> Broken:
 
 
 def kill_broker(system: System) -> Broken:
-    """The one that has the journal."""
+    """Kill the broker that holds the journal."""
     broker = system.ground.broker
     assert broker is not None, "the shape has one"
     broker.kill()
@@ -159,22 +159,22 @@ def kill_broker(system: System) -> Broken:
 
 
 def kill_worker(system: System) -> Broken:
-    """One of Spark's workers, with its executor, as the crash of its machine would."""
+    """Kill one of Spark's workers, with its executor, as a machine's crash would."""
     return _hold_down(system, "worker-1")
 
 
 def kill_both_workers(system: System) -> Broken:
-    """All workers: nothing can run until one is back."""
+    """Kill all workers: nothing can run until one is back."""
     return _hold_down(system, "worker-1", "worker-2")
 
 
 def kill_master(system: System) -> Broken:
-    """The master that leads: another one does, soon."""
+    """Kill the leading master: another one soon leads."""
     return _hold_down(system, _cluster(system).await_leader())
 
 
 def _hold_down(system: System, *names: str) -> Broken:
-    """Kill these parts of the cluster; nobody starts them again before they are healed."""
+    """Kill these parts of the cluster, and keep them from being restarted until healed."""
     cluster = _cluster(system)
     system.held.update(names)
     for name in names:
@@ -189,19 +189,25 @@ def _hold_down(system: System, *names: str) -> Broken:
 
 
 def move_invoice_store(system: System) -> Broken:
-    """All tables, as if their disk was unmounted; once there are invoices, which bills go on to show meanwhile."""
+    """Move all tables away, like an unmounted disk, once there are invoices; bills keep showing them meanwhile."""
     system.desk.allow(max(CLOSED, system.desk.done()))
     system.wait("an invoice in the bills of every replica", lambda: all(map(_has_invoice, system.urls)), START_S_MAX)
     return _move_away(system.layout.root / "tables", system.desk.folder / "tables-away")
 
 
 def move_checkpoint(system: System) -> Broken:
-    """Spark's own files. What Spark puts into their place is deleted, as the docs say, before they are back."""
+    """Move Spark's checkpoint away.
+
+    Files that Spark writes in its place are deleted, as documented, before the return.
+    """
     return _move_away(system.layout.view(VIEW).checkpoint, system.layout.root / "checkpoint-away")
 
 
 def fill_disk(system: System) -> Broken:
-    """The disk of the application's folder: journal, checkpoint, tables, a replica. The other replica is elsewhere."""
+    """Fill the disk of the application's folder: journal, checkpoint, tables, a replica.
+
+    The other replica is elsewhere.
+    """
     return Broken(fill(system.layout.root).unlink)
 
 
@@ -211,9 +217,9 @@ def _move_away(folder: Path, to: Path) -> Broken:
 
 
 def _move_back(folder: Path, away: Path) -> None:
-    """Whoever still writes into its place keeps no name free for long: what is there goes in one step, again and again.
+    """Move the folder back while a process may still recreate its path: rename intruders away until the move succeeds.
 
-    It is deleted afterwards, when nobody can put anything into it any more.
+    Intruders are deleted afterwards, when no process can write into them any more.
     """
     rubbish, until_s = away.with_name(f"{away.name}-rubbish"), time.monotonic() + BACK_S_MAX
     rubbish.mkdir()
@@ -230,9 +236,9 @@ def _move_back(folder: Path, away: Path) -> None:
 
 
 def _pause_within_a_sealing(system: System, driver: Supervised) -> str:
-    """Pause the driver between the moment at which documents are stored and the commit of their batch.
+    """Pause the driver between the storing of documents and the commit of their batch.
 
-    If no period closes for a long time, wherever it is: then it says so.
+    If no period closes within SEALING_S_MAX, pause at any point, and return a sentence.
     """
     documents = system.layout.table("documents") / "_delta_log"
     system.desk.allow(1.0)  # so that a period closes
@@ -240,7 +246,7 @@ def _pause_within_a_sealing(system: System, driver: Supervised) -> str:
     while time.monotonic() < until_s:
         if time.monotonic() - looked_s > _LOOK_S:
             system.supervise()
-            looked_s, known = time.monotonic(), members(driver.child.pid)  # beforehand: it takes some milliseconds
+            looked_s, known = time.monotonic(), members(driver.child.pid)  # in advance: it takes some milliseconds
         if _count(documents) > versions:
             _stop(known)
             driver.pause()
@@ -264,14 +270,14 @@ def _count(folder: Path) -> int:
 
 
 def stored_uncommitted(layout: Layout) -> bool:
-    """Whether the batch whose documents were stored last is not committed: they say themselves which one it was."""
+    """Whether the batch of the last stored documents is uncommitted; the table's log names the batch."""
     checkpoint = Checkpoint(Storage.at(layout.view(VIEW).checkpoint))
     stored = documents_table(layout).opened().counter(checkpoint.query_id() or "")
     return stored is not None and not checkpoint.committed(stored)
 
 
 def _has_invoice(url: str) -> bool:
-    """Whether this server's bill of a customer, any of whom has a period that closed, has an invoice."""
+    """Whether this server's bill of a customer has an invoice; every customer has a closed period."""
     try:
         with Client(url, direct=True, deadline_s=PROBE_S_MAX) as client:
             return any(period["documents"] for period in client.get(bill_path("c0"))["periods"])

@@ -1,9 +1,9 @@
-"""The load: what the producer of a scenario appends, how fast, and how far it has come. Processes share it as files.
+"""The load of a scenario: the producer's events, pace and progress. Shared between processes as files.
 
-DESK/load.json      what to append, and whom to ask
-DESK/pace.json      how fast time passes, and up to where: there it stands, so that events are left for every fault
-DESK/done.json      how much of the time has passed, as the producer notes
-DESK/drained        everything is appended, and answers have all of it; the watermark that they have it under
+DESK/load.json      the events to append, and the servers to ask
+DESK/pace.json      the speed of time, and the share at which it stops, so that events are left for every fault
+DESK/done.json      the share of the time that has passed, written by the producer
+DESK/drained        exists once everything is appended and answered; holds the answers' watermark
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from stateside.billing.generator import Generator, Shares
 from stateside.core.storage import write_atomically
 
-HURRY = 5.0  # so many times as fast
-STANDS = 0.0  # it stands
-BEFORE = 0.15  # the share of the events before the first fault: no period has closed by then
-CLOSED = 0.5  # the share of the time after which everybody's first period has closed, with its grace
+HURRY = 5.0  # times the normal speed
+STANDS = 0.0  # time is stopped
+BEFORE = 0.15  # share of the time before the first fault: no period has closed by then
+CLOSED = 0.5  # share of the time after which every first period has closed, including its grace period
 BAD_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosLoad:
-    """Some customers' events through compressed months, the same at every run with the same seed."""
+    """Events of some customers through compressed months; the same seed makes the same events."""
 
     folder: str  # the application's
     urls: tuple[str, ...]
@@ -37,42 +37,41 @@ class ChaosLoad:
     duplicate_share: float = 0.01
 
     def generator(self) -> Generator:
-        """Makes the events, and says what must come out."""
+        """The generator of the events and of the expected outcome."""
         shares = Shares(late=self.late_share, duplicate=self.duplicate_share, bad=BAD_SHARE)
         return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """The folder in which the scenario and its producer tell each other how it goes. No fault reaches it."""
+    """The folder through which a scenario and its producer communicate. No fault reaches it."""
 
     folder: Path
 
     def lay(self, load: ChaosLoad) -> None:
-        """Say what is to be appended: for now, what comes before the first fault."""
+        """Write the load; allow the events before the first fault."""
         self.allow(BEFORE)
         write_atomically(self.folder / "load.json", json.dumps(asdict(load)).encode())
 
     def load(self) -> ChaosLoad:
-        """What is to be appended."""
         content = json.loads((self.folder / "load.json").read_bytes())
         return ChaosLoad(**content | {"urls": tuple(content["urls"])})
 
     def allow(self, share: float) -> None:
-        """Let time pass up to this share of it, and stand there."""
+        """Let time pass up to this share, and stop there."""
         self._set_pace(1.0, share)
 
     def go_on(self, parts: int) -> None:
-        """Let one of so many parts of the time that is left pass, from where it is now, and stand there."""
+        """Let 1/`parts` of the remaining time pass, and stop there."""
         done = self.done()
         self.allow(done + (1.0 - done) / parts)
 
     def hurry(self) -> None:
-        """Let time pass faster from now on, to its end: nothing bad is going to happen any more."""
+        """Let time pass faster, to its end: no more faults follow."""
         self._set_pace(HURRY, 1.0)
 
     def pace(self, share_done: float) -> float:
-        """How many times as fast time passes, when so much of it has passed."""
+        """The speed of time, once this share of it has passed."""
         told = json.loads((self.folder / "pace.json").read_bytes())
         return float(told["pace"]) if share_done < told["until"] else STANDS
 
@@ -80,25 +79,25 @@ class Desk:
         write_atomically(self.folder / "pace.json", json.dumps({"pace": pace, "until": until}).encode())
 
     def note_done(self, share: float) -> None:
-        """Say how much of the time has passed. Said often, and not made durable: only the newest counts."""
+        """Record the share of the time that has passed. Frequent and not durable: only the newest counts."""
         (self.folder / "done.new").write_text(json.dumps({"share": share}))
         (self.folder / "done.new").rename(self.folder / "done.json")
 
     def done(self) -> float:
-        """How much of the time has passed."""
+        """The share of the time that has passed."""
         try:
             return float(json.loads((self.folder / "done.json").read_bytes())["share"])
         except FileNotFoundError:
             return 0.0
 
     def note_drained(self, watermark_us: int) -> None:
-        """Say that answers have everything, under a watermark as late as this one."""
+        """Record that answers cover everything, under a watermark of at least this."""
         write_atomically(self.folder / "drained", json.dumps({"watermark_us": watermark_us}).encode())
 
     def drained(self) -> bool:
-        """Whether answers have everything."""
+        """Whether answers cover everything."""
         return (self.folder / "drained").exists()
 
     def watermark_us(self) -> int:
-        """The watermark under which answers had everything, when they had."""
+        """The watermark recorded by `note_drained`."""
         return int(json.loads((self.folder / "drained").read_bytes())["watermark_us"])

@@ -1,7 +1,7 @@
 """The producer of a scenario, a process of its own: `python -m stateside.testbed.chaos.producer DESK`.
 
-It appends the load's events as the demo's feeder does, and ends when answers have all of them. What it did so far is in
-the journal alone: killed and started again, or thrown out by a journal that is away, it looks there and goes on.
+The producer appends the load's events as the demo's feeder does, and ends when answers cover all of them. Its only
+state is the journal: after a kill, or an error of a journal that is away, the producer reads the journal and continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stateside.serving.stamp import Stamp
 from stateside.testbed.chaos.load import Desk
 from stateside.testbed.feeder import NUDGE_S, Feeder
 
-PAUSE_S = 1.0  # before it turns to a journal again that was away
+PAUSE_S = 1.0  # before the next attempt at a journal that was away
 LOOK_S = 0.25
 
 
@@ -32,7 +32,7 @@ class ChaosProducer:
         self._stamp: Stamp | None = None
 
     def run(self) -> None:
-        """Until answers have everything; InputError if the journal has events of another load."""
+        """Append until answers cover everything; InputError if the journal has events of another load."""
         while not self._desk.drained():
             try:
                 self._append_all()
@@ -57,7 +57,7 @@ class ChaosProducer:
             feeder.close()
 
     def _drain(self, feeder: Feeder) -> None:
-        """Wait for the end. A query that was started again needs one more event to close what is due."""
+        """Wait for the end. A restarted query needs one more event to close due windows."""
         nudged_s, last_us = time.monotonic(), feeder.event_time_us_max // 1_000 * 1_000 - GRACE_US
         while not self._desk.drained():
             self._look()
@@ -74,7 +74,7 @@ class ChaosProducer:
         return self._desk.pace(share_done)
 
     def _look(self) -> None:
-        """See how far answers are; while nobody answers, what was seen last holds."""
+        """Update the last stamp; without an answer the old one stays."""
         try:
             self._stamp = self._client.rows(VIEW, "c0", source="live").stamp
         except StatesideError:
@@ -85,7 +85,6 @@ class ChaosProducer:
 
 
 def main() -> None:
-    """Called as a program."""
     try:
         ChaosProducer(Desk(Path(sys.argv[1]))).run()
     except InputError as error:

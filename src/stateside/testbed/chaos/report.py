@@ -1,6 +1,6 @@
-"""What a scenario led to, for people and for machines.
+"""Results of chaos scenarios, for people and for machines, and the crash matrix of the docs.
 
-The crash matrix of the docs, made of a report: rows are parts, columns what happened to them.
+The matrix has parts as rows and kinds of faults as columns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PROBLEMS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One scenario: what went in, what the auditor found, how it felt to who asked meanwhile, and how long it took.
+    """One scenario: its input, the auditor's findings, the client's experience, and durations.
 
-    `events_meanwhile` is how many of the events were appended while faults lasted. `recovery_s` is the time from the
-    fault's end (from the kill or the pause, where the system helps itself) until every replica answers freshly, with
-    all that was in the journal then; of several faults the longest. One that could not be carried out has the reason as
-    its `problems`, and counts as wrong; so does one that is `skipped`, as this machine has no means for it: it shows
-    nothing. `answers_compared` were compared with the journal, each at its own stamp.
+    `events_meanwhile` counts the events appended while faults lasted. `recovery_s` is the time from the fault's end
+    (from the kill or the pause, where the system recovers by itself) until every replica answers freshly, with the
+    whole journal of that moment; of several faults the longest. A scenario that could not be carried out has the reason
+    in `problems`, and counts as wrong; so does a `skipped` one, for which the machine lacks the means: nothing is
+    proved. `answers_compared` counts the answers compared with the journal, each at its own stamp.
     """
 
     scenario: str
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether it was tried, nothing is lost, doubled or off, and every request was answered, and rightly."""
+        """Whether the scenario ran, nothing is lost, doubled or off, and every request was answered correctly."""
         wrong = (
             *(self.events_lost, self.events_doubled, self.invoices_missing, self.invoices_doubled, self.sums_off),
             *(self.requests_failed, self.answers_wrong),
@@ -62,11 +62,11 @@ class Result:
 
     @property
     def doubled(self) -> int:
-        """All that is there twice."""
+        """Events and invoices that exist twice."""
         return self.events_doubled + self.invoices_doubled
 
     def verdict(self) -> str:
-        """In a sentence."""
+        """The result in a sentence."""
         if self.skipped:
             return "not tried"
         if not self.ok:
@@ -74,19 +74,19 @@ class Result:
         return f"nothing lost, nothing doubled, back after {self.recovery_s:.1f} s"
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines; `of` reads it again."""
+        """The form for machines; `of` reads it."""
         return {"ok": self.ok, **asdict(self)}
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
-        """What `as_dict` gave, perhaps at a time when there was less to tell."""
+        """Read the output of `as_dict`, perhaps of an older version with fewer fields."""
         values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         return cls(**values | {name: tuple(values.get(name, ())) for name in ("faults", "problems")})
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """All scenarios of one run of the command. `to_come` are those that were asked for and have no result yet."""
+    """All scenarios of one command. `to_come` are the requested ones without a result yet."""
 
     guarantee: str
     seed: int
@@ -97,11 +97,11 @@ class ChaosReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all was tried, and went well."""
+        """Whether all scenarios ran and succeeded."""
         return not self.to_come and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """The form for machines."""
         return {
             "ok": self.ok,
             "guarantee": self.guarantee,
@@ -113,7 +113,7 @@ class ChaosReport:
         }
 
     def show(self, console: Console) -> None:
-        """For people."""
+        """Print the report for people."""
         console.print(_table(self.results))
         for result in self.results:
             skipped = [f"not tried: {result.skipped}"] if result.skipped else []
@@ -188,7 +188,7 @@ the same without billing's guard. It has to report doubles, and `tests/e2e/test_
 
 
 def matrix(report: Mapping[str, Any]) -> str:
-    """The page, of what `ChaosReport.as_dict` gave."""
+    """The page of the docs, from the output of `ChaosReport.as_dict`."""
     results = [Result.of(document) for document in report["scenarios"]]
     head = _HEAD.format(date=report["date"], seed=report["seed"], fresh_s=FRESH_MS_MAX / 1_000)
     return head + _matrix_table(results) + _TAIL + "\n".join(map(_sizes, results)) + "\n"

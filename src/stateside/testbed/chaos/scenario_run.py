@@ -1,6 +1,6 @@
-"""Runs scenarios: the system under load, the faults one after the other, the way back to rest, and the judgement.
+"""Scenario runs: the system under load, the faults one after the other, the way back to rest, and the verdict.
 
-The judgement: what the auditor finds in each replica, and what is not as the generator made it.
+The verdict has the auditor's findings in each replica, and the differences from the generator's expectation.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from stateside.testbed.proof import DemoOutcome, differences
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the auditor found, and what is not as the generator made it."""
+    """The auditor's findings, and the differences from the generator's expectation."""
 
     audit: Audit  # of the first replica
     outcome: DemoOutcome
     differences: tuple[str, ...]
-    answers: int  # that clients were given meanwhile, and that were compared
-    wrong_answers: tuple[str, ...]  # those that are not what the journal says at their own stamp
-    never_journalled: int  # events that the producer made and the journal does not have
-    journalled_twice: int  # events that the journal has more often than the producer made them
+    answers: int  # given to clients meanwhile, and compared
+    wrong_answers: tuple[str, ...]  # answers that differ from the journal at their own stamp
+    never_journalled: int  # events of the producer missing from the journal
+    journalled_twice: int  # events more often in the journal than the producer made them
 
     @classmethod
     def of(cls, system: System, load: ChaosLoad, record: AnswerLog) -> Judged:
-        """Judge a system that has come to rest and still serves, by what each of its replicas has."""
+        """Judge a system that has come to rest and still serves, by each of its replicas."""
         generator, ids = load.generator(), [event.id for event in system.journal.events()]
         found = [one for one in ids if not one.startswith(NUDGE)]
         lost, doubled = lost_and_doubled([arrival.event.id for arrival in generator.arrivals()], found)
@@ -67,13 +67,13 @@ class Judged:
 
 
 def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:
-    """How many of the ids that were made were not found, and how many were found more often than they were made."""
+    """How many of the made ids were not found, and how many were found more often than made."""
     ours, theirs = Counter(made), Counter(found)
     return (ours - theirs).total(), (theirs - ours).total()
 
 
 def _judge(system: System, number: int, generator: Generator, nudges: int) -> tuple[Audit, DemoOutcome, list[str]]:
-    """One replica: what the auditor finds, what came out, and what of it is not as the generator made it."""
+    """Judge one replica: the auditor's findings, the outcome, and the differences from the generator's expectation."""
     layout, report = system.layout, generator.report()
     with Client(system.urls[number], direct=True) as client:
 
@@ -92,14 +92,14 @@ def _judge(system: System, number: int, generator: Generator, nudges: int) -> tu
     return audited, outcome, differences(generator, report, outcome, audited.counts, nudges)
 
 
-LEAD_S = 3.0  # how long all is well before a fault
+LEAD_S = 3.0  # time without a fault before each one
 RECOVERY_S_MAX = 180.0
 DRAIN_S_MAX = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosSettings:
-    """How scenarios are run. For each fault events are laid out over `seconds`."""
+    """The settings of scenarios. `seconds` is the duration of the events for each fault."""
 
     seconds: float = 30.0
     customers: int = 60
@@ -114,11 +114,10 @@ def run_scenarios(
     console: Console,
     so_far: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """Run them one after the other, each in a folder of its own below this one, or in a temporary one.
+    """Run the scenarios one after the other, each in a folder of its own below this one, or in a temporary one.
 
-    One that could not be carried out does not keep the others from being tried. `so_far` is called after each, with all
-    results up to then. However it ends, no process is left. RequestInvalid, and nothing is run, if one of the folders
-    is there already.
+    A failed scenario does not stop the others. `so_far` is called after each, with all results up to then. No process
+    is left running in any case. RequestInvalid, with nothing run, if one of the folders already exists.
     """
     with Interrupts() as interrupts, StageFolder(folder, console, prefix="stateside-chaos-") as place:
         _check_new(place.root, scenarios)
@@ -149,14 +148,14 @@ def _tried(
         return Result(scenario.name, scenario.part, scenario.happening, 0.0, skipped=without)
     try:
         return ScenarioRun(scenario, settings, folder, console, interrupts).play()
-    except Exception as error:  # of a library, too: what the others came to is not lost by it
+    except Exception as error:  # any error: results of other scenarios must not be lost
         seconds = time.monotonic() - began_s
         problem = f"It was not carried out: {error if isinstance(error, StatesideError | OSError) else repr(error)}"
         return Result(scenario.name, scenario.part, scenario.happening, seconds, problems=(problem,))
 
 
 class ScenarioRun:
-    """One scenario from its start to its judgement."""
+    """One scenario from its start to its verdict."""
 
     def __init__(
         self,
@@ -172,7 +171,6 @@ class ScenarioRun:
         self._began_s = time.monotonic()
 
     def play(self) -> Result:
-        """Go through it."""
         self._folder.mkdir(parents=True)
         self._tell("starting the system")
         with self._system() as system:
@@ -210,7 +208,7 @@ class ScenarioRun:
         load = ChaosLoad(str(system.layout.root), system.urls, seconds, settings.customers, settings.seed)
         if settings.guarantee == "exactly-once":
             return load
-        return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice, and here are two
+        return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice; the control makes two
 
     def _witness(self, system: System, record: AnswerLog) -> Witness:
         questions = [running_bill, whole_bill]
@@ -222,16 +220,16 @@ class ScenarioRun:
         return [self.suffer(system, fault, len(faults) - number) for number, fault in enumerate(faults)]
 
     def suffer(self, system: System, fault: Fault, left: int) -> Suffered:
-        """Inject a fault while events come in, heal it, and wait until all is well again. So many are left, with it."""
+        """Inject a fault during appends, heal it, and wait for recovery. `left` faults remain, including this one."""
         self._lead(system, left)
         self._tell(f"{fault.part} {fault.happening}")
         began, began_s = system.journal.end(), time.monotonic()
         broken = fault.inject(system)
-        system.desk.go_on(left + 1)  # also where it let all of the time pass to get at its moment
+        system.desk.go_on(left + 1)  # also if the fault let all of the time pass
         system.let_pass(fault.away_s)
         since_s = time.monotonic() if broken.since_s is None else broken.since_s
         end = None if fault.stops_producer else system.journal.end()
-        with self._interrupts.at_once():  # a part of a cluster may take its time
+        with self._interrupts.at_once():  # restarting a part of a cluster may take long
             broken.heal()
         floor = system.journal.end()
         system.wait("fresh answers of every replica", lambda: system.answers_cover(floor), RECOVERY_S_MAX)
@@ -239,12 +237,12 @@ class ScenarioRun:
         over = (end or floor) if broken.since_s is None else system.journal.end()
         appended = sum(
             1 for _ in system.journal.events(broken.began or began, over)
-        )  # on Kafka not each offset has one
+        )  # on Kafka not every offset has an event
         broken.settle()
         return Suffered(fault, ended_s - since_s, appended, broken.missed, began_s, ended_s)
 
     def _lead(self, system: System, left: int) -> None:
-        """Let all be well for a while, up to a moment at which the producer is in the middle of its appends."""
+        """Run without a fault for a while, up to a moment between the producer's appends."""
         system.desk.go_on(left + 1)
         system.let_pass(LEAD_S)
         system.desk.go_on(left + 1)
@@ -252,7 +250,7 @@ class ScenarioRun:
         system.wait("a producer that appends", lambda: desk.drained() or system.journal.end() != end, RECOVERY_S_MAX)
 
     def _come_to_rest(self, system: System) -> None:
-        """Until every replica has everything: the producer asks only one of them."""
+        """Wait until every replica has everything: the producer asks only one of them."""
         self._tell("coming to rest")
         system.desk.hurry()
         system.wait("an end", system.desk.drained, DRAIN_S_MAX + self._settings.seconds)
@@ -300,9 +298,9 @@ class ScenarioRun:
 
 @dataclass(frozen=True, slots=True)
 class Suffered:
-    """A fault that is over: how long the way back took, and how many events came in while it lasted.
+    """A fault that is over: the recovery time, and the events appended meanwhile.
 
-    All was not well from `began_s` to `ended_s`, of time.monotonic().
+    `began_s` and `ended_s`, of time.monotonic(), bound the time of the disturbance.
     """
 
     fault: Fault
@@ -314,12 +312,11 @@ class Suffered:
 
     @property
     def name(self) -> str:
-        """What happened to what."""
         return f"{self.fault.part} {self.fault.happening}"
 
 
 def _idle(suffered: Sequence[Suffered]) -> list[str]:
-    """Faults that hit a system in which nothing went on, and so show nothing."""
+    """Faults during which nothing was appended; they prove nothing."""
     idle = (each for each in suffered if not each.appended and not each.fault.stops_producer)
     return [f"No event was appended while this lasted: {each.name}" for each in idle]
 

@@ -1,4 +1,4 @@
-"""The scenarios: which system, and what happens to it. Each is a cell of the crash matrix."""
+"""Chaos scenarios: a system and its faults. Each scenario is a cell of the crash matrix."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ANY_OF_EVERYTHING = (
 
 @dataclass(frozen=True, slots=True)
 class ChaosScenario:
-    """A system of some shape, and the faults that it has to stand, one after the other."""
+    """A system of some shape, and its faults, one after the other."""
 
     name: str
     part: str
@@ -55,12 +55,12 @@ class ChaosScenario:
 
     @property
     def repeats(self) -> bool:
-        """Whether it makes sure that a batch is done again."""
+        """Whether a fault forces the repetition of a batch."""
         return any(fault.repeats for fault in self.faults)
 
 
 def scenario_of(name: str, shape: SystemShape, *faults: Fault) -> ChaosScenario:
-    """A scenario in the words of its first fault."""
+    """A scenario named after its first fault."""
     return ChaosScenario(name, faults[0].part, faults[0].happening, shape, faults)
 
 
@@ -84,7 +84,7 @@ NAMES = (*SCENARIOS, AT_RANDOM)
 
 
 def at_random(seed: int, count: int = RANDOM_FAULTS) -> ChaosScenario:
-    """Some faults, on a broker and a cluster, which this seed draws: the same ones at every run."""
+    """Faults drawn with this seed, on a broker and a cluster: the same seed draws the same faults."""
     drawn = tuple(random.Random(seed).choices(ANY_OF_EVERYTHING, k=count))
     return ChaosScenario(AT_RANDOM, "anything", "at random", _EVERYTHING, drawn)
 
@@ -105,7 +105,7 @@ def _shown(shape: SystemShape) -> str:
 
 
 def chosen(names: Sequence[str], *, all_: bool, seed: int, guarantee: Guarantee) -> Sequence[ChaosScenario]:
-    """The scenarios that somebody asks for; RequestInvalid, with what to do, if that cannot be."""
+    """The requested scenarios; RequestInvalid, with the next step, for an invalid choice."""
     if all_ == bool(names):
         raise RequestInvalid("Name scenarios, or give --all", next_step=f"There are: {', '.join(NAMES)}")
     for name in names:
@@ -128,7 +128,7 @@ def _named(name: str, seed: int) -> ChaosScenario:
 
 
 def _check_control(scenarios: Sequence[ChaosScenario]) -> None:
-    """The control shows something only where a batch is surely repeated; and it runs on files."""
+    """The control is meaningful only where a batch is certainly repeated; and it runs on files."""
     fitting = [name for name, each in SCENARIOS.items() if each.repeats and each.shape.journal == "files"]
     if any(scenario.name not in fitting for scenario in scenarios):
         raise RequestInvalid(

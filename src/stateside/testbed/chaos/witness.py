@@ -1,8 +1,8 @@
-"""The witness: a client that keeps asking while things break. It records every answer, and every server's own failures.
+"""The witness: a client that keeps asking during faults, and records every answer and every server's failures.
 
-It asks in turn as applications do, of whichever server answers, and each server directly. Every single attempt is
-listened to: a failure that a retry at another server hides is still one. `judgement` compares the recorded answers with
-the journal, each at its own stamp.
+The witness asks in turn through the failover client, like an application, and each server directly. Every single
+attempt counts: a failure hidden by a retry at another server is still a failure. `scenario_run` compares the recorded
+answers with the journal, each at its own stamp.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from stateside.serving.clients.transport import error_of
 from stateside.testbed.demo.bill_client import FAILURES_KEPT, bill_path
 
 PAUSE_S = 0.02
-DEADLINE_S = 5.0  # who has no answer by then counts the request as failed
-FRESH_MS_MAX = 5_000  # an answer that is older than this is not fresh
+DEADLINE_S = 5.0  # a request without an answer by then has failed
+FRESH_MS_MAX = 5_000  # a fresh answer is no older
 
 Document = Mapping[str, Any]
-Ask = Callable[[Client, str], Document]  # asks for a customer; the answer, with its stamp
+Ask = Callable[[Client, str], Document]  # asks for a customer; returns the stamped answer
 
 
 class LongestSilence:
-    """The longest time in which something that should happen all the time did not."""
+    """The longest interval between two occurrences of a frequent event."""
 
     def __init__(self, began_s: float) -> None:
         self._last_s = began_s
         self._longest_s = 0.0
 
     def broken(self, now_s: float) -> None:
-        """It happens now."""
+        """Record an occurrence."""
         self._longest_s = self.longest_s(now_s)
         self._last_s = now_s
 
     def longest_s(self, now_s: float) -> float:
-        """The longest one so far, the present one included."""
+        """The longest interval so far, the current one included."""
         return max(self._longest_s, now_s - self._last_s)
 
 
 class Seen:
-    """What a witness has seen: how many requests were answered and failed, and the longest silences.
+    """The observations of a witness: answered and failed requests, and the longest silences.
 
-    `server_errors` has the failures of single servers, by server and reason: those that no retry excuses. `unreached`
-    has the times at which a single server did not reply at all, as one that is killed does not.
+    `server_errors` counts the failures of single servers, by server and reason, which no retry excuses. `unreached` has
+    the times at which a single server did not reply at all, like a killed one.
     """
 
     def __init__(self, began_s: float) -> None:
@@ -66,7 +66,7 @@ class Seen:
         self._ended_s = began_s
 
     def note_answer(self, now_s: float, age_ms: int) -> None:
-        """An answer came, and was so old."""
+        """Record an answer of this age."""
         self.answered += 1
         self._any.broken(now_s)
         if age_ms <= FRESH_MS_MAX:
@@ -74,24 +74,24 @@ class Seen:
         self._ended_s = now_s
 
     def note_failure(self, now_s: float, why: str) -> None:
-        """A request was not answered as promised."""
+        """Record a request that was not answered as promised."""
         self.failed += 1
         self.failures.append(why)
         self._ended_s = now_s
 
     def note_attempt(self, url: str, now_s: float, got: Reply | NoReply) -> None:
-        """A single server failed, or did not reply; what becomes of the request does not matter."""
+        """Record a failed or missing reply of a single server, whatever the outcome of the request."""
         if isinstance(got, NoReply):
             self.unreached[url].append(now_s)
         else:
             self.note_server_error(url, error_of(got, url))
 
     def note_server_error(self, url: str, error: Exception) -> None:
-        """A single server replied, and that was no answer."""
+        """Record an invalid reply of a single server."""
         self.server_errors[f"{url}: {_told(error)}"] += 1
 
     def attempts_failed(self) -> int:
-        """How many attempts at single servers failed, in whichever way."""
+        """The number of failed attempts at single servers, of any kind."""
         return self.server_errors.total() + sum(map(len, self.unreached.values()))
 
     @property
@@ -101,12 +101,12 @@ class Seen:
 
     @property
     def no_fresh_answer_s(self) -> float:
-        """The longest time without an answer that was fresh."""
+        """The longest time without a fresh answer."""
         return self._fresh.longest_s(self._ended_s)
 
 
 def running_bill(client: Client, customer: str) -> Document:
-    """Ask for a customer's running bill, which needs nothing but a replica."""
+    """Ask for a customer's running bill, which needs only a replica."""
     return client.rows(VIEW, customer, source="live").document
 
 
@@ -116,18 +116,16 @@ def whole_bill(client: Client, customer: str) -> Document:
 
 
 class AnswerLog:
-    """The answers of a scenario, a line of JSON each: on disk, however long the scenario lasts."""
+    """The answers of a scenario as JSON lines on disk, so that memory stays bounded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w")
 
     def add(self, question: Ask, customer: str, document: Document) -> None:
-        """Record an answer."""
         self._file.write(json.dumps([question.__name__, customer, document]) + "\n")
 
     def close(self) -> None:
-        """Record no more."""
         self._file.close()
 
     def answers(self, question: Ask) -> Iterator[tuple[str, Document]]:
@@ -139,7 +137,7 @@ class AnswerLog:
 
 
 class Listening(Client):
-    """A client that reports each attempt that a server failed at, also where another server answered after that."""
+    """A client that reports each failed attempt at a server, even if another server answered afterwards."""
 
     def __init__(self, urls: str | Sequence[str], failed: Callable[[str, Reply | NoReply], None], **how: Any) -> None:
         super().__init__(urls, **how)
@@ -153,7 +151,7 @@ class Listening(Client):
 
 
 class Witness:
-    """Asks for one random customer's bill after the other, in a thread."""
+    """Asks for the bills of random customers, in a thread."""
 
     def __init__(
         self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask], record: AnswerLog
@@ -166,12 +164,11 @@ class Witness:
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask, and to count."""
+        """Begin to ask and to count."""
         self.seen = Seen(time.monotonic())
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -192,7 +189,7 @@ class Witness:
     def _ask(self, question: Ask, customer: str) -> None:
         try:
             age_ms = self._answered(self._client, question, customer)
-        except Exception as error:  # whatever it is, the request was not answered as promised
+        except Exception as error:  # any error: the request was not answered as promised
             self.seen.note_failure(time.monotonic(), _told(error))
         else:
             self.seen.note_answer(time.monotonic(), age_ms)
@@ -202,14 +199,14 @@ class Witness:
         try:
             self._answered(self._single[url], question, customer)
         except Exception as error:
-            if self.seen.attempts_failed() == before:  # a reply came, and was none of what may come
+            if self.seen.attempts_failed() == before:  # an invalid reply, not counted yet
                 self.seen.note_server_error(url, error)
 
     def _note_attempt(self, url: str, got: Reply | NoReply) -> None:
         self.seen.note_attempt(url, time.monotonic(), got)
 
     def _answered(self, client: Client, question: Ask, customer: str) -> int:
-        """How old the answer is, which is recorded."""
+        """Ask, record the answer, and return its age."""
         document = question(client, customer)
         age_ms = int(document["stamp"]["age_ms"])
         self._record.add(question, customer, document)

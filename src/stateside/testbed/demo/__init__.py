@@ -1,6 +1,5 @@
-"""The demo: the whole system on one machine, about a minute of it, and the proof that everything added up.
+"""The demo: the whole system on one machine for about a minute, and the proof that everything adds up.
 
-`run` starts and stops the parts, `asker` is the client that keeps asking, `display` what people watch meanwhile
-(`document_counts` counts for it), `report` is what is left to read, and `snapshot` what is left to look at. What it
-shares with chaos is in `ops/stage/`.
+`run` starts and stops the parts, `bill_client` keeps asking, `display` shows the progress, and `demo_report` has the
+closing report and the HTML snapshot. The parts shared with chaos are in `stateside.testbed`.
 """

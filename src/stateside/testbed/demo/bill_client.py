@@ -1,7 +1,4 @@
-"""The asker: a client that keeps asking for bills, and remembers how it was answered.
-
-A sample: how large many values were, in a bounded room, however long they go on to come.
-"""
+"""The bill client: keeps asking for bills, and records latencies, ages and failures in bounded samples."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from stateside.core.errors import StatesideError
 from stateside.core.positions import Position
 from stateside.serving.clients import Client
 
-KEPT_MAX = 100_000  # half an hour of answers; of more, a fair choice
+KEPT_MAX = 100_000  # half an hour of answers; beyond that, a uniform sample
 
 
 class Sample:
-    """Values, of which all are counted and so many are kept: each with the same chance, once there are more."""
+    """A bounded uniform sample of values (reservoir sampling), with the count and maximum of all values."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self.count = 0
@@ -29,7 +26,6 @@ class Sample:
         self._random = random.Random(0)
 
     def add(self, value: float) -> None:
-        """One more."""
         self.count += 1
         self._largest = max(self._largest, value)
         if len(self._kept) < self._kept_max:
@@ -38,7 +34,7 @@ class Sample:
             self._kept[place] = value
 
     def quantiles(self) -> dict[str, float]:
-        """The middle one, one that 99 of 100 do not exceed, and the largest of all."""
+        """The median, the 99th percentile, and the maximum."""
         ordered = sorted(self._kept) or [0]
         found = {"p50": ordered[len(ordered) // 2], "p99": ordered[len(ordered) * 99 // 100], "max": self._largest}
         return {name: round(value, 2) for name, value in found.items()}
@@ -50,14 +46,13 @@ FAILURES_KEPT = 5
 
 
 def bill_path(customer: str) -> str:
-    """Where a customer's bill is."""
     return f"/v1/customers/{customer}/bill"
 
 
 class BillClient:
-    """Asks for one random customer's bill after the other, in a thread, until it is stopped.
+    """Asks for the bills of random customers, in a thread, until stopped.
 
-    Whatever is not a stamped answer is a failed request: an error, no answer, no JSON, no stamp.
+    Any result other than a stamped answer is a failed request: an error, no answer, no JSON, no stamp.
     """
 
     def __init__(self, url: str, customers: int, seed: int) -> None:
@@ -65,16 +60,16 @@ class BillClient:
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self.stamp: dict[str, Any] | None = None
-        self._client = Client(url, direct=True)  # a request that fails is to be counted, not hidden by another try
+        self._client = Client(url, direct=True)  # direct: a failed request must be counted, not hidden by a retry
         self._customers = customers
         self._random = random.Random(seed)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asker", daemon=True)
 
     def wait_until_ready(self, position: Position, timeout_s: float) -> bool:
-        """Whether an answer that covers the position came in time: before it, requests are not counted.
+        """Whether an answer covers the position in time; requests before that are not counted.
 
-        The position is one that only a batch of this run can reach, so an old replica in the folder does not pass.
+        Only a batch of this run can reach the position, so an old replica in the folder does not pass.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -86,11 +81,9 @@ class BillClient:
         return False
 
     def start(self) -> None:
-        """Begin to ask."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -104,7 +97,7 @@ class BillClient:
         try:
             stamp = self._client.get(bill_path(customer))["stamp"]
             age_ms = int(stamp["age_ms"])
-        except Exception as error:  # whatever it is, the request was not answered as promised
+        except Exception as error:  # any error: the request was not answered as promised
             self.failed += 1
             self.failures.append(str(error) if isinstance(error, StatesideError) else f"no stamped answer: {error!r}")
             return

@@ -1,9 +1,7 @@
-"""The closing report of a demo: what went in, what came out, and whether it adds up.
+"""The closing report of a demo, and its snapshot as one HTML file.
 
-The snapshot: a demo's outcome as one HTML file that needs no server, to look at when everything has been stopped.
-
-It has the numbers that the pages had when the demo ended, in the same look, and nothing in it moves: no script, no
-other file, no other host.
+The report has the input, the outcome, and whether everything adds up. The snapshot has the figures of the pages at the
+demo's end, in the same look, without a server, script, other file or other host.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ DIFFERENCES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """Everything that was measured and proved; `as_dict` is the form for machines, `lines` the one for people."""
+    """All measurements and proofs; `as_dict` is the form for machines, `lines` the form for people."""
 
     seconds: float
     customers: int
@@ -43,7 +41,7 @@ class DemoReport:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as it must be, a sentence each."""
+        """Everything that is wrong, a sentence each."""
         found = [*self.audit.differences(), *self.differences]
         if self.requests_failed or not self.latencies_ms.count:
             found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
@@ -51,11 +49,9 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything adds up."""
         return self.audit.ok and not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for machines."""
         return {
             "ok": self.ok,
             "problems": self.problems[:DIFFERENCES_SHOWN],
@@ -86,7 +82,6 @@ class DemoReport:
         }
 
     def lines(self) -> list[str]:
-        """The report for people."""
         d = self.as_dict()
         counts, latency, age = self.audit.counts, d["latency_ms"], d["age_ms"]
         parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if name != "events")
@@ -140,7 +135,7 @@ def snapshot(
     bill: Mapping[str, Any],
     batches: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The file's content, of the report for machines and for people, and of what the server answered in the end."""
+    """The file's content, from both forms of the report and the server's last answers."""
     verdict = ("ok", "Everything adds up.") if report["ok"] else ("off", "It does NOT add up.")
     parts = [
         _card("", f'<p class="verdict {verdict[0]}">{verdict[1]}</p>{_facts(report)}'),
@@ -160,7 +155,7 @@ def snapshot(
 
 def _page(body: str) -> str:
     base = files("stateside.serving.pages").joinpath("static", "base.css").read_text()
-    style = base[base.index(":root") :] + _STYLE  # without the fonts, which are files of their own
+    style = base[base.index(":root") :] + _STYLE  # without the fonts, which are separate files
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

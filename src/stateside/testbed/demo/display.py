@@ -1,7 +1,4 @@
-"""What people watch while the demo runs: a live table in a terminal; elsewhere lines, a phase or some seconds apart.
-
-How many documents there are so far, for the display.
-"""
+"""The display of a running demo: a live table on a terminal; elsewhere a line per phase or every few seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ PERIODS_SHOWN = 2  # of a customer, the newest
 
 @dataclass(frozen=True, slots=True)
 class DisplayState:
-    """What there is to see at one moment."""
+    """The figures at one moment."""
 
     phase: str
     share_done: float
@@ -49,7 +46,7 @@ class DisplayState:
 
 
 class Display:
-    """Shows moments as they come."""
+    """Shows states as they come."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,7 +64,6 @@ class Display:
             self._live.stop()
 
     def show(self, moment: DisplayState) -> None:
-        """Bring what is shown up to date."""
         if self._live:
             self._live.update(_picture(moment), refresh=True)
         elif moment.phase != self._last_phase or time.monotonic() - self._last_line_s >= LINE_S:
@@ -132,7 +128,7 @@ def _bills(bills: Sequence[dict[str, Any]]) -> Table:
 
 @dataclass(slots=True)
 class DocumentCounts:
-    """How many documents there are, of which periods; the table is read only when there are more than before."""
+    """The number of documents and their periods; the table is read only when its count has changed."""
 
     table: ArchiveTable
     invoices: int = 0
@@ -140,7 +136,7 @@ class DocumentCounts:
     periods: tuple[str, ...] = ()
 
     def look(self) -> DocumentCounts:
-        """Bring the counts up to date."""
+        """Update the counts."""
         if self.table.count() != self.invoices + self.notes:
             documents = self.table.read()
             self.invoices = pc.sum(pc.equal(documents["kind"], "invoice")).as_py() or 0

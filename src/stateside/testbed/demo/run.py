@@ -1,7 +1,4 @@
-"""Runs the demo: starts the parts as processes, lets the months pass, waits for the end, and has everything audited.
-
-A standstill: for how long something that should move has not.
-"""
+"""The demo's run: starts the parts as processes, replays the months, waits for the end, and audits everything."""
 
 from __future__ import annotations
 
@@ -40,20 +37,20 @@ from stateside.views.heartbeat import Heartbeat
 
 
 class Standstill:
-    """Is shown a value again and again, and says since when it has been the same."""
+    """Measures how long an observed value has been unchanged."""
 
     def __init__(self, now_s: float) -> None:
         self._value: object = None
         self._since_s = now_s
 
     def lasted_s(self, value: object, now_s: float) -> float:
-        """How long it has lasted, with this value now."""
+        """The time since the last change, given the present value."""
         if value != self._value:
             self._value, self._since_s = value, now_s
         return now_s - self._since_s
 
 
-START_S_MAX = 900.0  # Spark takes 10 s on a quiet machine, and minutes on one that is busy with other things
+START_S_MAX = 900.0  # Spark takes 10 s on a quiet machine, and minutes on a busy one
 STANDSTILL_S_MAX = 240.0  # without a new batch
 LOOK_S = 0.25
 BILLS_SHOWN = 4
@@ -61,7 +58,7 @@ BILLS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What a demo is made of. A folder's first demo decides; later ones in it must agree on all that is `fixed`."""
+    """The settings of a demo. A folder's first demo decides; later ones must agree on all `fixed` settings."""
 
     seconds: float = 45.0
     customers: int = 1_000
@@ -75,12 +72,11 @@ class DemoSettings:
     cluster: bool = False
 
     def generator(self) -> Generator:
-        """Makes the demo's events."""
         shares = Shares(late=self.late_share, duplicate=self.duplicate_share, bad=self.bad_share)
         return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
 
     def fixed(self) -> dict[str, Any]:
-        """All but the seconds, and where Spark runs. A journal on files is not named: it was the only one once."""
+        """All settings but `seconds` and `cluster`. `journal` is left out for files, which older folders imply."""
         free = {"seconds", "cluster", *(("journal",) if self.journal == "files" else ())}
         return {name: value for name, value in asdict(self).items() if name not in free}
 
@@ -93,10 +89,10 @@ def run_demo(
     report_file: ReportFile | None = None,
     keep: bool = False,
 ) -> DemoReport:
-    """Run the whole system in a folder (a temporary one by default) and report, to a file too if one is given.
+    """Run the whole system in a folder (by default a temporary one) and report, also to a file if given.
 
-    `keep` goes on serving after the report, until Ctrl-C. However it ends, no process is left running. A temporary
-    folder is removed, unless something went wrong.
+    `keep` continues serving after the report, until Ctrl-C. No process is left running in any case. A temporary folder
+    is removed, unless an error occurred.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -120,7 +116,7 @@ def run_demo(
 
 
 def _beside_others() -> Path:
-    """The snapshot's file where all users have theirs: a temporary folder's is to outlive it."""
+    """The snapshot's file in the system's temporary folder, per user: it must outlive a temporary demo folder."""
     name = Path(NAME)
     return Path(tempfile.gettempdir()) / f"{name.stem}.{os.getuid()}{name.suffix}"
 
@@ -152,7 +148,7 @@ class Demo:
             port = free_port()
             self._url = f"http://127.0.0.1:{port}"
             self._asker = BillClient(self._url, self._settings.customers, self._settings.seed)
-            with self._interrupts.at_once():  # it reads what an earlier demo has left in the journal
+            with self._interrupts.at_once():  # reads an earlier demo's journal, which may take long
                 self._ground = stack.enter_context(
                     prepared(self._layout, self._settings.journal, cluster=self._settings.cluster, tell=self._tell)
                 )
@@ -170,7 +166,7 @@ class Demo:
         self._cleanup.close()
 
     def play(self) -> DemoReport:
-        """Let the months pass, wait until all of it is processed, and audit it."""
+        """Replay the months, wait until all events are processed, and audit."""
         began_s = time.monotonic()
         with Display(self._console) as display:
             self._wait("starting Spark", display, self._spark_runs, START_S_MAX)
@@ -186,7 +182,7 @@ class Demo:
             return self._report(time.monotonic() - began_s, display)
 
     def write_snapshot(self, report: DemoReport, path: Path) -> None:
-        """What the pages show now, as a file."""
+        """Write the present content of the pages to a file."""
         periods, status = self._client.get("/v1/periods"), self._client.get("/v1/status")
         batches = next(each["batches"] for each in status["views"] if each["view"] == VIEW)
         bill = self._client.get(bill_path("c0"))
@@ -194,7 +190,7 @@ class Demo:
         write_atomically(path, content.encode())
 
     def keep_serving(self) -> None:
-        """Go on serving what is there, until Ctrl-C: the normal end here."""
+        """Continue serving until Ctrl-C, the normal end here."""
         pages = {"My bill": "/bill/c0", "Business": "/business", "Control room": "/control", "Views": "/views"}
         shown = "\n".join(f"{title:<13} {self._url}{address}" for title, address in pages.items())
         self._console.print(shown, highlight=False, soft_wrap=True)
@@ -225,7 +221,7 @@ class Demo:
         return Heartbeat.load(self._layout.view(VIEW).heartbeat)
 
     def _let_pass(self, display: Display) -> None:
-        """Until the feeder is done. It waits for the pipeline, which may be started again and again without success."""
+        """Wait for the feeder. The feeder waits for the pipeline, which may restart again and again without success."""
         self._wait(
             "months pass", display, lambda: self._feeder.done, STANDSTILL_S_MAX, share=lambda: self._feeder.share_done
         )
@@ -238,7 +234,7 @@ class Demo:
         standstill_s_max: float,
         share: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Until it is done; PipelineFailed if no new batch comes for so long."""
+        """Wait until `done()`; PipelineFailed if no new batch comes for `standstill_s_max`."""
         standstill = Standstill(time.monotonic())
         while not done():
             self._supervise()
@@ -256,10 +252,10 @@ class Demo:
         )
 
     def _drained(self) -> bool:
-        """Whether the last batch has read the whole journal, and has run under the watermark that follows from it.
+        """Whether the last batch has read the whole journal, under the resulting watermark.
 
-        A restarted query does not run a batch without data that is still due (pinned in `tests/semantics`): one more
-        event makes it run.
+        A restarted query does not run a due batch without data (pinned in `tests/semantics`): one more event makes it
+        run.
         """
         if self._pipeline.restarts > self._restarts_before_draining:
             self._restarts_before_draining = self._pipeline.restarts
@@ -272,7 +268,7 @@ class Demo:
         return covers and self._watermark_us() >= watermark_us
 
     def _watermark_us(self) -> int:
-        """How far periods are closed, as far as answers tell."""
+        """The watermark of the last answer."""
         stamp = self._asker.stamp
         return parse_time(stamp["watermark"]) if stamp else 0
 
@@ -303,7 +299,7 @@ class Demo:
     def _some_bills(self) -> list[dict[str, Any]]:
         try:
             return [self._client.get(bill_path(f"c{number}")) for number in range(BILLS_SHOWN)]
-        except StatesideError:  # the asker counts failures; the display only shows what there is
+        except StatesideError:  # the bill client counts failures; the display shows what is available
             return []
 
     def _report(self, seconds: float, display: Display) -> DemoReport:
@@ -336,7 +332,7 @@ class Demo:
         return self._client.get(path, min_position=str(floor))
 
     def _all_rows(self, display: Display) -> list[dict[str, Any]]:
-        """Every customer's open rows as of the journal's end, asked for one by one: with many it takes a while."""
+        """Every customer's open rows as of the journal's end, one request each: many customers take a while."""
         end, customers = self._journal.end(), self._settings.customers
         rows: list[dict[str, Any]] = []
         shown_s = float("-inf")
@@ -350,5 +346,5 @@ class Demo:
 
 
 def runs(heartbeat: Heartbeat | None, before: Heartbeat | None) -> bool:
-    """Whether a pipeline runs, by its heartbeat; `before` is the last one of an earlier run, perhaps a killed one."""
+    """Whether a pipeline runs, by its heartbeat; `before` is the last heartbeat of an earlier, perhaps killed, run."""
     return heartbeat is not None and heartbeat.state in ("running", "idle") and heartbeat != before
