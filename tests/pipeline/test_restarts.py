@@ -107,7 +107,8 @@ def test_a_start_that_fails_is_judged_like_a_failure_while_it_runs() -> None:
 
 
 def test_a_journal_that_is_away_holds_a_view_and_a_leadership_that_is_lost_ends_it() -> None:
-    journal = "Traceback (most recent call last):\n  File\nstateside.errors.JournalAway: The journal is away (j)."
+    name = f"{JournalAway.__module__}.{JournalAway.__name__}"
+    journal = f"Traceback (most recent call last):\n  File\n{name}: The journal is away (j)."
     assert judge(RuntimeError(journal)) == Failure("The journal is away (j).", True, away=True)
     assert judge(None, JournalAway("It is away")).away and judge(None, CheckpointAway("It is away")).away
     lost = judge(None, LeadershipLost("Another leads"))

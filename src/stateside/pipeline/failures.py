@@ -32,7 +32,7 @@ from stateside.core.errors import (
     StatesideError,
 )
 
-_OURS = re.compile(r"stateside\.errors\.(?P<name>\w+): (?P<what>.*)")
+_OURS = re.compile(rf"{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<what>.*)")
 _LAST_LINE_OF_TRACEBACK = "Traceback (most recent call last)"
 _FINAL_CONDITIONS = (
     "CONCURRENT_STREAM_LOG_UPDATE",
