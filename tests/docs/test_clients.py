@@ -125,8 +125,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"Pauses are {core_module.PAUSE_S_MIN * 1_000:g} ms at first, double up to {core_module.PAUSE_S_MAX:g} s",
         f"One attempt may take {core_module.ATTEMPT_S:g} s",
         f"connecting {transport.CONNECT_S_MAX:g} s",
-        f"(`GET /v1/servers`), every {core_module.LOOK_S:g} s",
-        f"it is asked last for {core_module.AWAY_S:g} s",
+        f"list of all servers (`GET /v1/servers`), every {core_module.LOOK_S:g} s",
+        f"the copy is asked last for {core_module.AWAY_S:g} s",
     ):
         assert said in flat, said
     assert sync_client.TOGETHER_MAX >= 2

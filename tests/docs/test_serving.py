@@ -1,4 +1,4 @@
-"""What docs/serving.md shows is run."""
+"""What serving.md, changes.md, sql.md, access.md and metrics.md show is run; their limits are the code's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from stateside.serving.access.position_codec import PLAIN
 from stateside.serving.changes import feed, pages
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.fast_path import point_lookup
+from stateside.serving.health import metrics
 from stateside.serving.rows import view_reader
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache, execution, pool, process, sql_query
@@ -30,12 +31,15 @@ from stateside.serving.web import request as request_module
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import as_json
 
-SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+SERVING, CHANGES, SQL, ACCESS, METRICS = (
+    (DOCS / f"{name}.md").read_text() for name in ("serving", "changes", "sql", "access", "metrics")
+)
 
 
-def block(name: str) -> list[str]:
-    match = re.search(rf"<!-- test: {re.escape(name)} -->\n *```\w*\n(.*?)```", SERVING, re.DOTALL)
-    assert match, f"docs/serving.md has no block {name}"
+def block(page: str, name: str) -> list[str]:
+    match = re.search(rf"<!-- test: {re.escape(name)} -->\n *```\w*\n(.*?)```", page, re.DOTALL)
+    assert match, f"no block {name} in {page.splitlines()[0]}"
     return [line.strip() for line in match[1].strip().splitlines()]
 
 
@@ -52,16 +56,16 @@ def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    *_, listed, _ = (run(line) for line in block("tokens"))
+    *_, listed, _ = (run(line) for line in block(ACCESS, "tokens"))
     assert [line.split("\t")[:3] for line in listed.splitlines()] == [
         ["finance", "operator", "everything"],
         ["dashboard", "read,sql", "views bill country=AT"],
         ["emma's page", "read", "customer=emma"],
         ["emma's phone", "append", "customer=emma entities emma types call,message"],
     ]
-    for line in (*block("rotate"), *block("reissue")):
+    for line in (*block(ACCESS, "rotate"), *block(ACCESS, "reissue")):
         run(line)
-    old, new = (line.split("\t") for line in run(block("keys")[0]).splitlines())
+    old, new = (line.split("\t") for line in run(block(ACCESS, "keys")[0]).splitlines())
     assert (old[2:], new[2:]) == (["3 tokens"], ["1 tokens", "signs"])
     run(f"stateside token retire {old[0]} --dir data")
     assert [line.split("\t")[0] for line in run("stateside token list --dir data").splitlines()] == ["finance"]
@@ -75,12 +79,29 @@ def test_the_table_of_limits_has_what_the_code_has() -> None:
     assert (connections.HEAD_S_MAX, connections_module.HANDSHAKE_S_MAX, connections.CONNECTIONS_MAX) == (10, 10, 8_192)
     assert connection.HEAD_BYTES_MAX == 64 << 10
     assert (guard.BYTES_MAX, guard.OLDER_KEPT, guard.LINES_PER_S) == (4 << 20, 4, 200)
-    assert all(f"{status}" in SERVING for status in guard.STATUSES)
-    assert all(f"| `{role}`" in SERVING for role in principal.ROLES)
+    for said in (
+        f"| {limits.RATE_PER_S:,.0f}, twice as many in a burst",
+        f"`--running` | {limits.RUNNING_MAX:,} |",
+        f"| {route.BODY_BYTES_MAX >> 20} MiB, or the route's own limit | 413 |",
+        f"| {request_module.BODY_S_MAX:g} s | 408 |",
+        f"| {application.PATH_CHARS_MAX:,} characters | 400 |",
+        f"{verifier.TOKEN_CHARS_MAX:,} characters; valid for at most {tokens.LIFE_S_MAX // 86_400} days",
+        f"; {tokens.SCOPE_ENTRIES_MAX} each of views, columns, entities and types",
+        f"| {tokens.SKEW_S:g} s | 401 |",
+        f"| {connections.HEAD_S_MAX:g} s each",
+        f"| {connection.HEAD_BYTES_MAX >> 10} KiB | 431",
+        f"| {connections.CONNECTIONS_MAX:,}, or the worker's limit of open files",
+        f"{limits.BUCKETS_MAX:,} addresses and principals, and {verifier.CACHED_MAX:,} verified tokens",
+        f"close to {guard.BYTES_MAX >> 20} MiB at most",
+        f"at most {guard.LINES_PER_S:g} lines a second",
+    ):
+        assert said in ACCESS, said
+    assert all(f"{status}" in ACCESS for status in guard.STATUSES)
+    assert all(f"| `{role}`" in ACCESS for role in principal.ROLES)
 
 
 def test_the_headers_are_those_that_every_answer_has() -> None:
-    shown = SERVING.lower().replace("\n", " ")
+    shown = ACCESS.lower().replace("\n", " ")
     for name, value in hosts.security_headers("application/json"):
         assert f"`{name}: {value}`".lower() in shown
 
@@ -105,10 +126,27 @@ def test_the_limits_of_sql_are_those_of_the_code() -> None:
     assert sql_query.STATEMENT_CHARS_MAX == 65_536
     assert cache.RelationCache(pool.SHARED.kept_bytes_max).relation_bytes_max == 384 << 20
     assert (process.FILE_BYTES_MAX, pool_module.GRACE_S) == (1 << 20, 2)
+    for said in (
+        f"up to {sql_query.STATEMENT_CHARS_MAX:,} characters",
+        f"up to {sql_query.PARAMETERS_MAX:,} |",
+        f"| {pool.SHARED.statements_max}; of an operator {pool.RESERVED.statements_max} | waits",
+        f"waits {pool.WAIT_S_MAX:g} s, then 429",
+        f"| {pool.WAITING_MAX} | 429",
+        f"| {pool.SHARED_PROCESSES}, and an operator |",
+        f"| {sql_query.TIMEOUT_MS_DEFAULT:,} ms, up to {sql_query.TIMEOUT_MS_MAX:,}:",
+        f"| {execution.MEMORY_BYTES_MAX >> 20} MiB; never spilled to disk |",
+        f"| {execution.THREADS} | |",
+        f"| {sql_query.JSON_ROWS_DEFAULT:,} rows, up to {sql_query.JSON_ROWS_MAX:,} with `rows_max`; 32 MiB |",
+        f"| {sql_query.STREAM_ROWS_MAX:,} rows; {sql_query.STREAM_BYTES_MAX >> 30} GiB |",
+        f"{cache.ROWS_MAX:,} at a time",
+        f"no file larger than {process.FILE_BYTES_MAX >> 20} MiB",
+        f"idle for {pool.IDLE_S_MAX / 60:g} minutes",
+    ):
+        assert said in " ".join(SQL.split()), said
 
 
 def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> None:
-    method, address, document = block("events")[0].split(" ", 2)
+    method, address, document = block(SERVING, "events")[0].split(" ", 2)
     layout = Layout(tmp_path)
     (route,) = event_routes.event_routes(layout)
     assert (method, address) == (route.method, route.pattern)
@@ -120,6 +158,13 @@ def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> N
 def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
     assert (event_routes.EVENTS_MAX, event_routes.BODY_BYTES_MAX) == (1_000, 4 << 20)
     assert (event_routes_module.WAITING_EVENTS_MAX, server.WORKER_STOP_S) == (20_000, 5)
+    for said in (
+        f"| events of a request | {event_routes.EVENTS_MAX:,} |",
+        f"| body of a request | {event_routes.BODY_BYTES_MAX >> 20} MiB |",
+        f"| waiting events of a worker | {event_routes_module.WAITING_EVENTS_MAX:,} |",
+        f"exits after {server.WORKER_STOP_S:g} s at most",
+    ):
+        assert said in " ".join(SERVING.split()), said
 
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:
@@ -129,8 +174,26 @@ def test_the_limits_of_watching_are_those_of_the_code() -> None:
     assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
     assert view_reader.ROWS_MAX == 10_000
+    for said in (
+        f"| {feed_module.QUEUE_EVENTS_MAX:,}, or {feed_module.QUEUE_BYTES_MAX >> 20} MiB |",
+        f"| {2 * connection.UNSENT_BYTES_MAX >> 10} KiB, and one part |",
+        f"| after {connections.STALLED_S:g} s |",
+        f"| {pages.PAGE_ROWS_MAX:,} rows, or {pages.PAGE_BYTES >> 10} KiB |",
+        f"more than {pages.STEP_BATCHES_MAX} batches or {pages.STEP_ROWS_MAX:,} changes",
+        f"| changes of a batch held for all subscriptions | {feed.FEED_ROWS_MAX:,};",
+        f"| keep-alive | {feed.KEEP_ALIVE_S:g} s |",
+        f"every {feed.POLL_S * 1_000:g} ms",
+        f"| rows of a single JSON answer | {view_reader.ROWS_MAX:,} |",
+    ):
+        assert said in " ".join(CHANGES.split()), said
+
+
+def test_the_tables_of_metrics_have_all_metrics_of_the_code() -> None:
+    names = set(re.findall(r"`(stateside_\w+)`", metrics.__doc__ or ""))
+    assert names
+    assert names == set(re.findall(r"`(stateside_\w+)`", METRICS))
 
 
 def test_the_bound_of_rows_in_memory_is_that_of_the_code() -> None:
     assert point_lookup.KEPT_BYTES_MAX == 64 << 20
-    assert "64 MiB for each view and" in SERVING
+    assert f"{point_lookup.KEPT_BYTES_MAX >> 20} MiB for each view and worker" in " ".join(SERVING.split())

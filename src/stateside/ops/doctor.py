@@ -133,7 +133,7 @@ def look_at_privacy(directory: Path, umask: int) -> Check:
         loose = _loose(directory, umask)
     except OSError as error:  # `look_at_folder` reports the error
         return Check("privacy", True, f"{directory} cannot be looked at ({_reason(error)})")
-    mend = f"chmod -R go-rwx {directory}; to share it with a group on purpose, set STATESIDE_UMASK (docs/serving.md)"
+    mend = f"chmod -R go-rwx {directory}; to share it with a group on purpose, set STATESIDE_UMASK (docs/access.md)"
     found = f"others reach {', '.join(loose[:5])}{', …' if loose[5:] else ''} in {directory}" if loose else ""
     return _finding("privacy", not loose, found or f"{directory} is kept from others (umask {umask:03o})", mend)
 

@@ -387,7 +387,7 @@ def test_a_token_can_be_cut_nowhere(issued: tuple[Place, list[str]]) -> None:
 
 
 def test_a_known_token_costs_microseconds(issued: tuple[Place, list[str]]) -> None:
-    """The bound is for a noisy machine; docs/serving.md has what was measured."""
+    """The bound is for a noisy machine; docs/access.md has the measured cost."""
     place, (token, _) = issued
     header, count = f"Bearer {token}", 2_000
     place.verifier.holder(header)

@@ -175,7 +175,7 @@ def test_watchers_of_a_view_a_key_and_rollups_are_told_each_batch(server: Server
 
 
 def test_what_the_docs_show_is_told_so(server: Server) -> None:
-    shown = re.search(r"curl -N '(http.*?)'", (Path(__file__).parents[3] / "docs" / "serving.md").read_text())
+    shown = re.search(r"curl -N '(http.*?)'", (Path(__file__).parents[3] / "docs" / "changes.md").read_text())
     assert shown
     path = shown[1].partition(":8471")[2]
     with httpx.stream("GET", f"http://127.0.0.1:{server.port}{path}", timeout=30) as answer:

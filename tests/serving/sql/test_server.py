@@ -254,7 +254,7 @@ def _is_ours(process: int) -> bool:
 
 
 def test_what_the_docs_show_is_answered(url: str) -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    docs = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
     (shown,) = re.findall(r"<!-- test: sql -->\n```\n(.*?)```", docs, re.DOTALL)
     answers = []
     for line in shown.strip().splitlines():
