@@ -1,4 +1,4 @@
-"""`make lock`: write `uv.lock` and `tools/bootstrap.lock` anew, both without a host name in them.
+"""`make lock`: write `uv.lock` and `tools/bootstrap.lock` again, both without a host name in them.
 
 Which registry a machine takes its packages from is that machine's business (a mirror, a proxy, an air-gapped index);
 which bytes are installed is ours. So the locks name versions, files and hashes, and no hosts:

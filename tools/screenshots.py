@@ -1,4 +1,4 @@
-"""`make screenshots`: the pictures of the pages in docs/pages, in light and dark, taken anew with a real Chromium.
+"""`make screenshots`: the pictures of the pages in docs/pages, in light and dark, taken again with a real Chromium.
 
 The pages show the stage of `tests/pages/stage.py`: four months of billing that are the same each time. What is on the
 pictures and changes all the time (ages, rates, the time of day) is not.

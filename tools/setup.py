@@ -1,7 +1,7 @@
 """`make setup`: all that Stateside needs, in `.venv`, from hash-pinned locks. Standard library only.
 
     1. check     Python 3.11 or newer, disk space
-    2. .venv     a virtual environment of its own; made anew where the one found does not work
+    2. .venv     a virtual environment of its own; made again where the one found does not work
     3. uv        by pip, from tools/bootstrap.lock
     4. build     setuptools from uv.lock, because pyspark comes as source only
     5. packages  uv.lock -> .venv/requirements.txt -> installed by hash; with a Java where the machine has none

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path("src")
-VAGUE = {"it", "that", "which", "what", "those", "these", "them", "this", "whoever", "anew"}
+VAGUE = {"it", "that", "which", "what", "those", "these", "them", "this", "whoever", "again"}
 NOUNS = {"billing", "rating", "invoicing", "serving", "testing", "feed"}  # no participles
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -266,7 +266,7 @@ def test_a_crash_between_the_table_and_its_mark_makes_no_second_table(
 def test_a_table_that_was_filled_is_not_taken_over_without_its_mark(
     archive: ArchiveTable, tmp_path: Path, emptied: bool
 ) -> None:
-    """Who deletes the folder with the mark, to fill the table anew, would have every row twice."""
+    """Who deletes the folder with the mark, to fill the table again, would have every row twice."""
     archive.append(BATCH, "query", 0)
     if emptied:
         DeltaTable(tmp_path / "table").delete()

@@ -1,4 +1,4 @@
-"""The gate: answers and audits are right at every batch, also of a query that is begun anew with other batches."""
+"""The gate: answers and audits are right at every batch, also of a query that is begun again with other batches."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def check(query: Query, readers: Readers, usage: Expected) -> bool:
         by_end[end_us] += quantity
     assert totals(query, readers, gate, {end_us for _, (_, end_us), _ in usage}) == by_end
     if off:
-        with pytest.raises(NotFreshEnough, match="the query was begun anew"):
+        with pytest.raises(NotFreshEnough, match="the query was started again"):
             audited(query)
     return not off
 
@@ -162,7 +162,7 @@ def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp
     append(layout, months(7, days=sized(45, 70)))
     usage = expected(layout)
     assert all(play(Query(layout), first, usage, audits=True)), "an unbroken query is in no window"
-    exact = play(Query(layout, "anew"), [9, 31, 2, 12], usage, audits=True)
+    exact = play(Query(layout, "again"), [9, 31, 2, 12], usage, audits=True)
     assert sum(exact) > len(exact) / 2
 
 
@@ -186,5 +186,5 @@ def test_rollbacks_and_new_queries_with_any_batches_count_every_event_once(
     usage = expected(layout)
     old = Query(layout).run(kept)  # a copy of the checkpoint, from early on
     assert all(play(old, first, usage, audits=False))
-    play(Query(layout, "anew"), anew, usage, audits=False)
+    play(Query(layout, "again"), anew, usage, audits=False)
     play(old, back, usage, audits=False)

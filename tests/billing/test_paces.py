@@ -56,7 +56,7 @@ def test_a_pace_is_kept_for_a_while_and_says_how_old_it_is(months: Months, monke
         assert kept[0].age_ms >= first[0].age_ms
         monkeypatch.setattr(module, "KEPT_S", 0)
         monkeypatch.setattr(module, "SHARE", 0)
-        assert (await ask(paces, months) or kept)[1] is first[1], "it is made anew, and nobody waits for that"
+        assert (await ask(paces, months) or kept)[1] is first[1], "it is made again, and nobody waits for that"
         await asyncio.gather(*paces._made.values())
         made = await ask(paces, months)
         assert made is not None

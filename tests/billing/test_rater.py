@@ -110,7 +110,7 @@ def test_its_reports_are_those_of_the_whole_range_that_a_task_reads(
 
 
 def test_another_journal_in_the_same_place_is_rated_by_its_own_plans(stage: Stage, tmp_path: Path) -> None:
-    """A worker outlives the folders of the tests, and of whoever tries something out and begins anew."""
+    """A worker outlives the folders of the tests, and of whoever tries something out and begins again."""
     function = Rater(stage.layout.journal, stage.layout.view("bill").root, with_ids=False)
     fill(stage)
     rated(function)

@@ -1,4 +1,4 @@
-"""Billing's sink: invoices, notes and dead letters, each once, whatever crashes and whoever begins anew."""
+"""Billing's sink: invoices, notes and dead letters, each once, whatever crashes and whoever begins again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LMDB's files that were cut short: told, or made anew, and no process ends by a signal. So each has its own here."""
+"""LMDB's files that were cut short: told, or made again, and no process ends by a signal. So each has its own here."""
 
 import os
 from collections.abc import Callable

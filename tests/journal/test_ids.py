@@ -57,7 +57,7 @@ names = st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=8)
 def test_each_id_is_stored_once_whoever_appends_and_whatever_becomes_of_the_index(
     tmp_path_factory: pytest.TempPathFactory, appends: list[list[int]], between: list[str]
 ) -> None:
-    """Several writers, opened anew, an index that is deleted, one that is written at every append."""
+    """Several writers, opened again, an index that is deleted, one that is written at every append."""
     folder = tmp_path_factory.mktemp("journal")
     first: dict[str, int] = {}
     writers = [JournalWriter(folder), JournalWriter(folder)]

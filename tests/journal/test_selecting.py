@@ -97,7 +97,7 @@ def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp
     }
     path.write_bytes(there[damage])
     assert ids(months, BY["types"]) == expected
-    assert path.read_bytes() == content, "it was made anew"
+    assert path.read_bytes() == content, "it was made again"
 
 
 def test_a_segment_that_is_cut_or_gone_is_told_of_though_its_summary_would_rule_it_out(months: Journal) -> None:

@@ -65,7 +65,7 @@ between = st.lists(st.sampled_from(["again", "other", "delete", "go on"]), max_s
 def test_sequences_have_no_gaps_whoever_appends_and_whatever_becomes_of_the_index(
     tmp_path_factory: pytest.TempPathFactory, appends: list[list[int]], between: list[str], limit: int, old: list[int]
 ) -> None:
-    """Several writers, opened anew, an index that is deleted or written at every append, events from before."""
+    """Several writers, opened again, an index that is deleted or written at every append, events from before."""
     folder = tmp_path_factory.mktemp("journal")
     write_old(folder, [[event(f"{entity}") for entity in old]] if old else [])
     writers = [JournalWriter(folder), JournalWriter(folder)]

@@ -41,7 +41,7 @@ class Staged:
         return Checkpoint(Storage.at(self._checkpoint)).commits()
 
     def let_through(self, *batches: int) -> None:
-        """Let the replicas see further commits, and follow them. Each time they start anew, from what is on disk."""
+        """Let the replicas see further commits, and follow them. Each time they start again, from what is on disk."""
         for batch in batches:
             os.link(self._checkpoint / "commits" / str(batch), self._staged / "commits" / str(batch))
         self._foreign.start()

@@ -64,7 +64,7 @@ def test_the_row_of_an_aggregation_without_a_key_is_found_in_whichever_partition
 ) -> None:
     """Spark's own reader fails on it: it looks for files of later batches in all partitions, and there is one again.
 
-    Spark puts the row into partition 42 mod the new number, and goes on from partition 0: with 5 it begins anew.
+    Spark puts the row into partition 42 mod the new number, and goes on from partition 0: with 5 it begins again.
     """
     (tmp_path / "numbers").mkdir()
     frame = spark.readStream.schema("n long").json(str(tmp_path / "numbers")).groupBy().agg(F.count("*"), F.sum("n"))

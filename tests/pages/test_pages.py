@@ -252,7 +252,7 @@ def test_a_legend_turns_grey_with_its_chart(browsing: Browsing, theatre: Theatre
 
 
 def test_what_is_wrong_is_told_once_as_long_as_it_is_the_same(browsing: Browsing) -> None:
-    """A bug once: the notice was made anew every second, and screen readers read it every second."""
+    """A bug once: the notice was made again every second, and screen readers read it every second."""
     page = browsing.context().new_page()
     page.goto(f"{browsing.url}/control")
     is_ready(page, "/control")
@@ -404,7 +404,7 @@ def test_several_open_pages_all_stay_fresh(browsing: Browsing, theatre: Theatre)
 
 
 def test_a_hundred_open_pages_are_told_within_seconds_and_hear_of_nothing_old(theatre: Theatre) -> None:
-    """What a hundred pages ask, without the browsers, which this machine could not draw: stream, and bill anew."""
+    """What a hundred pages ask, without the browsers, which this machine could not draw: stream, and bill again."""
     for _ in range(TRIES):
         with ThreadPoolExecutor(1) as thread:  # Playwright has a loop of its own in this one
             found = thread.submit(asyncio.run, told(theatre.stage, theatre.url, pages=100, events=2)).result()

@@ -1,4 +1,4 @@
-"""An archive that is declared anew on an old folder: the state knows nothing of it. Without Spark."""
+"""An archive that is declared again on an old folder: the state knows nothing of it. Without Spark."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_view_waits_for_what_is_away_and_goes_on_when_it_is_back(
         for_s(1.0, runner)
         assert "away" in (beat(layout).why or "")
         assert (beat(layout).source_end is None) == (what == "journal"), "nothing is claimed of a journal that is away"
-        assert not (place / "metadata").exists(), "it is not begun anew"
+        assert not (place / "metadata").exists(), "it is not begun again"
         shutil.rmtree(place, ignore_errors=True)  # what Spark put in its place before it was stopped
         (tmp_path / "away").rename(place)
         until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)

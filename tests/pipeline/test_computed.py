@@ -123,7 +123,7 @@ def test_rows_rollups_sums_and_older_batches_have_what_the_events_cost(spark: Sp
     assert set(past) <= totals_of_older_batches(layout)
 
     run_to(shop([replace(AMOUNT, name="cost")]), layout, spark)
-    assert [row["cost"] for row in rollup(layout, "bill", [])] == [past[-1]], "declared anew on an old folder"
+    assert [row["cost"] for row in rollup(layout, "bill", [])] == [past[-1]], "declared again on an old folder"
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, str, int]:

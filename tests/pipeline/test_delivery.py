@@ -55,7 +55,7 @@ def test_a_batch_is_held_while_something_is_away_and_written_once_when_it_is_bac
 
 @pytest.mark.parametrize("gone", ["metadata", "offsets/7"])
 def test_a_batch_whose_plan_is_away_is_not_delivered(checkpoint: Checkpoint, layout: Layout, gone: str) -> None:
-    """Spark made a folder anew and planned the batch there: when the checkpoint is back, it is planned again."""
+    """Spark made a folder again and planned the batch there: when the checkpoint is back, it is planned again."""
     (layout.root / gone).unlink()
     notebook = Notebook()
     with pytest.raises(CheckpointAway, match="plan of batch 7 is away"):

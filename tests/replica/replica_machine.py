@@ -22,7 +22,7 @@ Batch = list[tuple[Key, Row | None]]
 
 
 class ReplicaMachine(RuleBasedStateMachine):
-    """A replica whose writer ends and begins anew between all that it does; `check` looks at it meanwhile."""
+    """A replica whose writer ends and begins again between all that it does; `check` looks at it meanwhile."""
 
     def begin(self) -> None:
         """A replica with nothing in it."""
@@ -70,7 +70,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.rows = {key: row for key, row in dict(chain.from_iterable(parts)).items() if row is not None}
         self.past, self.next = {self.next: dict(self.rows)}, self.next + 1
         self.writer.close()
-        self.check()  # before any writer makes them anew
+        self.check()  # before any writer makes them again
         self.reopen()
 
     @invariant()

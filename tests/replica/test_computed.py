@@ -1,4 +1,4 @@
-"""Computed columns in rollups: the sum of the rows' values in every snapshot, whatever comes, goes or is declared anew.
+"""Computed columns in rollups: the sum of the rows' values in every snapshot, whatever comes, goes or is redeclared.
 
 The values are recomputed by a function of the test's own, from the rows.
 """
@@ -55,7 +55,7 @@ changes = st.lists(st.tuples(keys, st.none() | row_values), max_size=8)
 
 
 def price(country: str | None, number: int | None) -> int | None:
-    """What STEPS say, worked out anew, without a limit of size."""
+    """What STEPS say, worked out again, without a limit of size."""
     if country is None or number is None:
         return None
     count = max(0, number)
@@ -112,7 +112,7 @@ def _values(layout: RollupRows, row: bytes, computed: tuple[Computed, ...]) -> A
 
 
 class Replica(ReplicaMachine):
-    """A replica whose writer applies batches, ends and begins anew, is loaded, and is told other computed columns."""
+    """A replica whose writer applies batches, ends and begins again, is loaded, and is told other computed columns."""
 
     @initialize(kept=st.sampled_from(ALL_KEPT), computed=st.sampled_from(ALL_COMPUTED))
     def open(self, kept: Kept, computed: tuple[Computed, ...]) -> None:

@@ -27,7 +27,7 @@ def rows(number: int) -> list[tuple[bytes, bytes | None]]:
 
 
 def replace_by(writer: ReplicaWriter, number: int) -> None:
-    """Load a batch anew, in many transactions, and let it take over."""
+    """Load a batch again, in many transactions, and let it take over."""
     new = NewReplica(generations.next_folder(writer.directory), writer.name(), Rollups())
     new.put(rows(-1))
     for row in rows(number):

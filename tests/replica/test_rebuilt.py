@@ -106,7 +106,7 @@ def test_a_checkpoint_rolled_back_and_gone_on_while_nobody_looked_is_rebuilt(job
 
 
 def test_another_query_with_another_catalogue_is_read_by_that_one(job: Job) -> None:
-    """A view that was declared anew: its key's columns are in another order, its rollups are others."""
+    """A view that was declared again: its key's columns are in another order, its rollups are others."""
     run(job, range(3))
     with following(job.view) as tail:
         tail.step()

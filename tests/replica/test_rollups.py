@@ -1,4 +1,4 @@
-"""Rollups against a recount from the rows, at every batch, whatever comes, goes, is declared anew or killed."""
+"""Rollups against a recount from the rows, at every batch, whatever comes, goes, is declared again or killed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def recounted(rows: dict[Key, Row], kept: Kept) -> dict[tuple[str, ...], dict[tu
 
 
 class Replica(ReplicaMachine):
-    """A replica whose writer applies batches, ends and begins anew, and is told other rollups."""
+    """A replica whose writer applies batches, ends and begins again, and is told other rollups."""
 
     @initialize(kept=st.sampled_from(ALL_KEPT))
     def open(self, kept: Kept) -> None:

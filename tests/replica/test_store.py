@@ -239,7 +239,7 @@ for line in iter(sys.stdin.readline, ""):
 
 
 def moves(number: int, padding: int = 0) -> Changes:
-    """All rows anew; their sum is always 0, and the first one says which batch they are of."""
+    """All rows again; their sum is always 0, and the first one says which batch they are of."""
     amounts = [number, -number, *([number, -number] * (ROWS // 2 - 1))]
     return [(b"row %02d" % row, b"%20d" % amount + bytes(padding)) for row, amount in enumerate(amounts)]
 

@@ -1,4 +1,4 @@
-"""The ladder of docs/serving.md, of real servers under load: what is answered while something is away or made anew.
+"""The ladder of docs/serving.md, of real servers under load: what is answered while something is away or made again.
 
 Nobody gets a row that is wrong, torn or missing, nor an error that the page does not name; and when what was away is
 back, all is as before, without a restart. Killed workers: `health`; killed servers: `clients/test_shares`; a killed

@@ -328,7 +328,7 @@ class TestRestoring:
     def test_who_loses_the_leadership_while_it_restores_changes_nothing_more(
         self, words: Words, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is paused between the two renames; the job that leads then does not begin anew, and says why."""
+        """It is paused between the two renames; the job that leads then does not begin again, and says why."""
         taken = take(words.view, NOW_US)
         led(words.layout, "a").release()
         others: list[Leadership] = []

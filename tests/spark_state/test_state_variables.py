@@ -148,7 +148,7 @@ def test_a_schema_cut_at_any_byte_is_damaged(put: Put) -> None:
         ((*TOTAL[:3], PREFIX), "ValueState", False, "encoded in a way that is not known"),
         ((*KINDS[:3], {**PREFIX, "numColsPrefixKey": 2}), "MapState", False, "encoded in a way that is not known"),
         (TOTAL, "ValueState", True, "a field value was expected"),
-        (("other", *TOTAL[1:]), "ValueState", False, "made anew"),
+        (("other", *TOTAL[1:]), "ValueState", False, "made again"),
         (TOTAL, "TreeState", False, "the variable total is a TreeState, which is not known"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_variable_that_was_removed_and_made_anew_with_another_type_is_refused(
     )
     paths = ("file:/gone/0_one", "file:/gone/5_two")
     storage = put("state/0/_metadata/v2/5", metadata(("total", "ValueState", False), paths=paths))
-    with pytest.raises(CheckpointInvalid, match="the variable total was made anew with another type"):
+    with pytest.raises(CheckpointInvalid, match="the variable total was redeclared with another type"):
         read_variables(storage, operator=0)
 
 

@@ -87,7 +87,7 @@ class OpenedTable:
         except CommitFailedError as error:
             raise self._away(
                 f"Another writer stored rows in {self.spec.name!r} at the same time",
-                "See that one driver runs only: the batch is held, and what it stores found out anew",
+                "See that one driver runs only: the batch is held, and what it stores found out again",
             ) from error
         except (SchemaMismatchError, DeltaProtocolError):
             raise  # a retry would fail again

@@ -255,7 +255,7 @@ def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_j
 @journal.command()
 @journal_folder
 @kafka_option
-@click.option("--rebuild", is_flag=True, help="Make them anew from the journal's beginning.")
+@click.option("--rebuild", is_flag=True, help="Make them again from the journal's beginning.")
 @as_json_flag
 def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None:
     """Bring the views of queries to the journal's end: indexes of events by entity, tag, type and time.

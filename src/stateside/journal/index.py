@@ -109,7 +109,7 @@ def keeping(what: str, directory: Path) -> Iterator[None]:
         raise JournalAway(
             f"The index of the journal's {what} cannot be kept",
             where=f"{directory}: {error}",
-            next_step="Nothing was stored. Mend the disk; the folder may be deleted, it is made anew",
+            next_step="Nothing was stored. Mend the disk; the folder may be deleted, it is made again",
         ) from error
 
 

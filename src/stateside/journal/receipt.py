@@ -68,7 +68,7 @@ def check_expected(entity: str, expected: int | None, current: int) -> None:
         return
     raise SequenceConflict(
         f"{entity!r} is at sequence {current}, not at {expected}",
-        next_step="Nothing was stored. Read the entity's events anew, decide again, and append with its sequence now",
+        next_step="Nothing was stored. Read the entity's events again, decide again, and append with its sequence now",
         current=current,
     )
 

@@ -161,7 +161,7 @@ class Lease:
         raise LeaseInvalid(
             f"The claim of epoch {epoch} cannot be read: {error}",
             where=str(path),
-            next_step="Stop every run of this application, then delete its folder `lease`: the next run begins it anew",
+            next_step="Stop every run of this application, then delete its folder `lease`: the next run makes it",
         )
 
 

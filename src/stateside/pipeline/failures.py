@@ -95,7 +95,7 @@ def judge(error: Exception | None, delivered: Exception | None = None) -> Failur
 def _events_gone(which: str) -> str:
     return (
         f"Kafka does not have any more what the view reads next: {' '.join(which.split()).rstrip('.')}. Either the "
-        "topic was made anew, perhaps with fewer partitions: bring the old one back, or run in a new folder. Or its "
+        "topic was recreated, perhaps with fewer partitions: bring the old one back, or run in a new folder. Or its "
         "retention deleted events before they were read: bring them back from a copy into a new topic, and run in a "
         "new folder."
     )

@@ -118,7 +118,7 @@ def _records(snapshot: Snapshot, after: int) -> list[UndoRecord]:
     if after < now.batch and (not records or records[0].batch != after + 1):
         raise HistoryGone(
             f"What changed since batch {after} is not known any more",
-            next_step="Begin anew at the newest batch (see docs/replicas.md for how long it is kept)",
+            next_step="Begin again at the newest batch (see docs/replicas.md for how long it is kept)",
         )
     return records
 

@@ -274,6 +274,6 @@ def snapshot_as_of(tables: Tables, batch: int, fingerprint: str | None = None) -
 def _gone(what: str) -> HistoryGone:
     return HistoryGone(
         what,
-        next_step="Begin anew at the newest batch. Older ones are kept for a time and up to a size, none from before"
-        " the replica was loaded or rebuilt, or its rollups were declared anew (see docs/replicas.md)",
+        next_step="Begin again at the newest batch. Older ones are kept for a time and up to a size, none from before"
+        " the replica was loaded or rebuilt, or its rollups were declared again (see docs/replicas.md)",
     )

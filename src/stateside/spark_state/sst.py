@@ -287,6 +287,6 @@ def _untold(path: str, commit: Commit, reason: str) -> CheckpointGap:
     return CheckpointGap(
         f"What batch {commit.batch} changed cannot be told: {reason}",
         where=path,
-        next_step="The state is loaded anew; faster is spark.sql.streaming.stateStore.rocksdb"
+        next_step="The state is loaded again; faster is spark.sql.streaming.stateStore.rocksdb"
         ".changelogCheckpointing.enabled=true",
     )

@@ -166,7 +166,7 @@ def _variable(declared: dict[str, Any], families: list[dict[str, Family]]) -> St
     versions = [_parts(name, kind, expires, family) for family in found]
     evolved = any(columns_of(family.value) != stored[family.value_id] for family in found)
     if name not in families[-1] or evolved or any(version.key != versions[-1].key for version in versions):
-        raise ValueError(f"the variable {name} was made anew with another type; start the query on a new folder")
+        raise ValueError(f"the variable {name} was redeclared with another type; start the query on a new folder")
     return replace(versions[-1], stored=stored)
 
 

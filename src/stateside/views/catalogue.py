@@ -142,7 +142,7 @@ class Catalogue:
             raise CheckpointInvalid(
                 f"The catalogue cannot be read: {error}",
                 where=where,
-                next_step="Delete this file and start the view again: run writes it anew",
+                next_step="Delete this file and start the view again: run rewrites it",
             ) from error
         raise CheckpointInvalid(
             f"The catalogue cannot be read: it has version {version}, this Stateside writes {VERSION}",
@@ -168,7 +168,7 @@ class Catalogue:
         if self.query is not None and self.query != query:
             raise ViewInvalid(
                 f"The view {self.view!r} was inferred from the query {self.query}, the checkpoint is of {query} now",
-                next_step="Wait a moment: the server infers the views anew",
+                next_step="Wait a moment: the server infers the views",
             )
 
     def _check(self, part: str, declared: Sequence[StateColumn], found: Sequence[Column], count: int) -> None:

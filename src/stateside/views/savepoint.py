@@ -224,7 +224,7 @@ def check_whole(layout: Layout) -> None:
             raise CheckpointInvalid(
                 f"A restore of the view {view.name!r} was interrupted, and it has no checkpoint",
                 where=str(copy),
-                next_step="Repeat `stateside savepoint restore`; or delete this folder, if the view is to begin anew",
+                next_step="Repeat `stateside savepoint restore`; or delete this folder, if the view is to begin again",
             )
 
 

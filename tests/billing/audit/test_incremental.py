@@ -84,7 +84,7 @@ def test_a_crash_inside_a_chunk_leaves_the_ledger_before_it(tmp_path: Path, monk
     assert books.audit().differences() == []
 
 
-@not_in_fast("two folders; a past that was written anew is noticed in the same way")
+@not_in_fast("two folders; a past that was written again is noticed in the same way")
 def test_another_journal_is_noticed(books: Books, tmp_path: Path) -> None:
     other = right_books(tmp_path / "other")
     shutil.rmtree(books.layout.journal)

@@ -84,7 +84,7 @@ class TestADrop:
         done = drop(place, before, [])
         assert done.begin <= before
         assert done.begin == segment_offsets(place.directory)[0]
-        if forget:  # whatever is made anew must not begin to count anew
+        if forget:  # whatever is made again must not begin to count again
             for index in (place.ids, place.sequences):
                 shutil.rmtree(index, ignore_errors=True)
         journal = Journal(place.directory)

@@ -74,7 +74,7 @@ def test_a_live_query_gets_what_comes_and_ends_when_the_topic_is_made_anew(broke
             again.append([event("x")])  # a shorter topic: it never gets beyond where the query stands
             with pytest.raises(JournalAway, match=r"another one than it was when the (query|reader) began"):
                 next(live)
-            assert views.follow() == views.stream.end()  # made anew, of the new topic
+            assert views.follow() == views.stream.end()  # made again, of the new topic
             assert {each.event.id for each in Queries(views.stream, views).entity("emma").current()} == {"x"}
 
 
@@ -162,7 +162,7 @@ class TestWhatCanBeWrong:
             assert "Bring them back from a copy" in str(gone.value)
             assert "begin at 0:3 without them" in str(gone.value)
         assert [each.id for each in journal.events(journal.begin())] == ["c"]
-        for folder in ("new", "behind"):  # views that lack deleted events are made anew of what is there
+        for folder in ("new", "behind"):  # views that lack deleted events are made again of what is there
             with QueryViews(journal, tmp_path / folder) as views:
                 with pytest.raises(EventsGone, match="0:0 to 0:2"):
                     Queries(journal, views).all().current()

@@ -213,7 +213,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(name=NODES, index=st.sampled_from(["index", "places"]))
     def delete_an_index(self, name: str, index: str) -> None:
-        """Of a node that nobody has open: it is made anew, whatever was trimmed meanwhile."""
+        """Of a node that nobody has open: it is made again, whatever was trimmed meanwhile."""
         if name not in self.nodes:
             for path in (self.folder / "nodes" / name).glob(f"*/{index}"):
                 if not any(node.name == name for node in self.fenced):

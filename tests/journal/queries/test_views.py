@@ -1,4 +1,4 @@
-"""Views: one process follows, any number read; made anew when they are gone, damaged or of another journal."""
+"""Views: one process follows, any number read; made again when they are gone, damaged or of another journal."""
 
 import os
 import random

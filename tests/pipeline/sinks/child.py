@@ -4,7 +4,7 @@
 
 It imports the suite's module once, then forks a child for each life that it reads from its standard input (a line of
 JSON, `harness.Life`), and answers with the child's exit status. The forks begin before any thread or file of the sink's
-exists, so every life is a process like one started anew. Only the nursery waits for its children, so it never kills a
+exists, so every life is a process like one started again. Only the nursery waits for its children, so it never kills a
 stranger that has got a dead child's number.
 """
 

@@ -91,7 +91,7 @@ class SinkCase:
 
     `factory` makes it with the harness's `on_step`; `read_back` tells what its other side holds, as values in the order
     of the schema; `steps` are the numbers that it announces; `moment_ms_max` is how late a random kill may come after
-    the sink is open (choose some ten batches); `imports` are modules that it would import in each life anew.
+    the sink is open (choose some ten batches); `imports` are modules that it would import in each life again.
     """
 
     name: str

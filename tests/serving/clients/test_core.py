@@ -271,7 +271,7 @@ def test_a_missing_share_is_told_by_its_number() -> None:
 
 
 def test_an_answer_of_another_share_than_was_asked_is_not_taken() -> None:
-    """The server was started anew with another share since it was looked up: its rows would be missing or doubled."""
+    """The server was started again with another share since it was looked up: its rows would be missing or doubled."""
     made = World({"http://a": iter([fine("2/2")])}, {"http://a": fine("1/2"), "http://b": fine("2/2")})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
     answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor()))

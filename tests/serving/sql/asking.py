@@ -80,7 +80,7 @@ class Asker:
         return found
 
     def let_go(self) -> None:
-        """Close the replicas, so that this process may write them; the next question opens them anew."""
+        """Close the replicas, so that this process may write them; the next question opens them again."""
         for replica in self._views._replicas.values():
             replica.close()
         self._views = ViewReaders(self.layout)

@@ -1,4 +1,4 @@
-"""What is kept of relations: the same rows as if they were read anew, whatever changed, and within its bytes."""
+"""What is kept of relations: the same rows as if they were read again, whatever changed, and within its bytes."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _changed(journal: Journal, how: str) -> PastChanged:
     return PastChanged(
         f"The journal is not what it was: {how}",
         where=str(journal.directory),
-        next_step="Find out who changed it: events never change. With --full the audit begins anew",
+        next_step="Find out who changed it: events never change. With --full the audit begins again",
     )
 
 

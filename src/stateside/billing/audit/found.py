@@ -178,7 +178,7 @@ def _check_settled(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
     for number, position in rows:
         raise NotFreshEnough(
             f"The rows stand at offset {standing.offset:,}, inside of what {number} has, which an earlier query sealed "
-            f"up to offset {position:,}: the query was begun anew, and has not come as far again",
+            f"up to offset {position:,}: the query was started again, and has not come as far yet",
             where=str(layout.table("documents")),
             next_step=f"Audit again once the rows stand at offset {position:,} or later",
         )

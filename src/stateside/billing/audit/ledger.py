@@ -161,7 +161,7 @@ class Ledger:
             raise OperatingError(
                 f"The auditor's ledger cannot be opened: {error}",
                 where=str(self._path),
-                next_step="If another audit runs here, wait for its end; else delete the file: it is made anew",
+                next_step="If another audit runs here, wait for its end; else delete the file: it is made again",
             ) from error
         scratch = self._path.with_name("scratch")
         shutil.rmtree(scratch, ignore_errors=True)  # safe only now: the open file excludes any other audit

@@ -303,7 +303,7 @@ class BillingSink:
             raise ArchiveInvalid(
                 f"The table {opened.spec.name!r} was filled from another journal than the one that is here",
                 where=str(opened.path),
-                next_step="Bring that journal back, or move the tables and the view's folder away to begin anew",
+                next_step="Bring that journal back, or move the tables and the view's folder away to begin again",
             )
         return opened
 

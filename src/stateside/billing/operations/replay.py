@@ -62,7 +62,7 @@ def repaired(letter: DeadLetter, changes: Mapping[str, str]) -> Event:
     if letter.type in (PLAN, ASSIGN):
         raise RequestInvalid(
             f"The dead letter at offset {letter.offset} is no usage but a refused {letter.type}: {letter.detail}",
-            next_step=f"Do it anew: `stateside billing {'plan publish' if letter.type == PLAN else 'assign'}`",
+            next_step=f"Do it again: `stateside billing {'plan publish' if letter.type == PLAN else 'assign'}`",
         )
     if letter.reason == REPEATED:
         raise RequestInvalid(

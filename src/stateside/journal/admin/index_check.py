@@ -26,7 +26,7 @@ from stateside.journal.index import hash_of
 from stateside.journal.lmdb import open_environment
 from stateside.journal.zone_maps import Collector
 
-MEND: Final = "Delete this folder while nobody appends: the next append makes it anew from the log"
+MEND: Final = "Delete this folder while nobody appends: the next append makes it again from the log"
 _NUMBER = struct.Struct("<Q")
 
 
@@ -226,4 +226,4 @@ class SummaryCheck:
         if kept != self._collector.summary():
             path = zone_maps.path_of(self._segment)
             wrong = "is damaged, and not used" if kept is None else "does not say what the segment has"
-            self._findings.add("summary", f"The summary {path} {wrong}", "Delete that file: it is made anew")
+            self._findings.add("summary", f"The summary {path} {wrong}", "Delete that file: it is made again")

@@ -27,7 +27,7 @@ from stateside.journal.queries.format import ENTITY, TAG, TYPE, PostingBlock, Te
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.view_snapshot import ViewsSnapshot
 
-MEND: Final = "Make them anew with `stateside journal views --rebuild`; queries read the log meanwhile"
+MEND: Final = "Make them again with `stateside journal views --rebuild`; queries read the log meanwhile"
 KINDS: Final = {"entities": "events of entities", "tags": "events with tags", "types": "events of types"}
 _PAGE_NAMES = 1_000
 _BLOCKS_MAX = 1_000  # per step: at most 4 million events, about 150 MB

@@ -125,7 +125,7 @@ def _opened(folder: Path) -> lmdb.Environment | None:
             folder.mkdir(parents=True, exist_ok=True)
             return _mapped(folder)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-            log.warning("the snapshots in %s are damaged and begun anew: %s", folder, error)
+            log.warning("the snapshots in %s are damaged and begun again: %s", folder, error)
         except (lmdb.Error, OSError) as error:
             if "already open in this process" in str(error):
                 raise _open_twice(folder) from error

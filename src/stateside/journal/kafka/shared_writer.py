@@ -163,4 +163,4 @@ def _close(owner: KafkaWriter) -> None:
     try:
         owner.close()
     except StatesideError as error:
-        log.info("the index of a writer was not written, and will be read anew: %s", error)
+        log.info("the index of a writer was not written, and will be read again: %s", error)

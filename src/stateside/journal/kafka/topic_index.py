@@ -330,7 +330,7 @@ class OwnedEvents:
             f"The topic is another one than it was when this writer was opened: not {self._described.id}, "
             f"with {self._described.partitions} partitions",
             where=self._topic.where,
-            next_step="Nothing was stored. If it was made anew on purpose, open the journal again; else bring it back",
+            next_step="Nothing was stored. If it was recreated on purpose, open the journal again; else bring it back",
         )
 
     def _gone(self, number: int, start: int, begin: int) -> EventsGone:

@@ -162,14 +162,14 @@ class KafkaJournal:
             raise JournalAway(
                 f"The topic is another one than it was when the reader began: not {topic_id}",
                 where=self.topic.where,
-                next_step="Begin to read anew, in the topic that is there now",
+                next_step="Begin to read again, in the topic that is there now",
             )
 
     def _invalid(self, what: str) -> PositionInvalid:
         return PositionInvalid(
             what,
             where=self.topic.where,
-            next_step="The reader's position belongs to another journal, or the topic was made anew",
+            next_step="The reader's position belongs to another journal, or the topic was recreated",
         )
 
     def _gone(self, partition: str, start: int) -> EventsGone:

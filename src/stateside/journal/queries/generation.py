@@ -70,7 +70,7 @@ class Generation:
     def condemn(self, reason: str) -> None:
         """Mark the environment as damaged, for all processes."""
         self._condemned = True
-        log.warning("the views in %s are damaged and will be made anew: %s", self.path, reason)
+        log.warning("the views in %s are damaged and will be made again: %s", self.path, reason)
         try:
             if self.path.exists():
                 write_atomically(self.path / _CONDEMNED, reason.encode(), durable=False)

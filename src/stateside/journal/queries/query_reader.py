@@ -40,7 +40,7 @@ class Walker(ABC, Generic[Item]):
         if start is not None and not stream.end().covers(start):
             raise PositionAhead(
                 f"The position {start} lies beyond the end of this stream, {stream.end()}",
-                next_step="It is of another stream, or of one that was replaced: begin anew",
+                next_step="It is of another stream, or of one that was replaced: begin again",
             )
         for partition, offset in begin(stream).parts:
             if self._at.get(partition, 0) < offset:
@@ -86,7 +86,7 @@ class Walker(ABC, Generic[Item]):
         if self._id not in (None, found):
             raise JournalAway(
                 f"The stream is another one than it was when the query began: {found}, not {self._id}",
-                next_step="Begin the query anew",
+                next_step="Begin the query again",
             )
         self._id = found
 

@@ -99,7 +99,7 @@ class Opening:
             raise ArchiveInvalid(
                 f"The table {self.name!r} has rows, but the checkpoint of the query that stored them is gone",
                 where=str(places.checkpoint),
-                next_step="Bring the checkpoint back, or move table and view folder away to begin anew",
+                next_step="Bring the checkpoint back, or move table and view folder away to begin again",
             )
         table.create(take_over=bool(self.key))
         table.check_schema()

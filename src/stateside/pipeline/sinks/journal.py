@@ -219,7 +219,7 @@ class MarkFile:
                 f"The query {mark.query} has emitted events into the journal, and its checkpoint is gone: "
                 "to go on would emit the same events a second time",
                 where=str(self.path.parent.parent),
-                next_step=f"Nothing was emitted. Bring the checkpoint back, or delete {self.path} to emit all anew",
+                next_step=f"Nothing was emitted. Bring the checkpoint back, or delete {self.path} to emit all again",
             )
         if query is None:
             self.write(JournalMark(since=self.journal.end()[PARTITION], journal=self.journal.id()))

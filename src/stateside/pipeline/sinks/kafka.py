@@ -117,8 +117,8 @@ class BatchNotes:
             raise ArchiveInvalid(
                 f"The topic {self.topic!r}, which says what batches are stored, is another one than before",
                 where=self.client["bootstrap.servers"],
-                next_step="Nothing was sent. Find out who made it anew; "
-                f"to begin anew as well, and perhaps send a batch twice, delete {path}",
+                next_step="Nothing was sent. Find out who recreated it; "
+                f"to begin again as well, and perhaps send a batch twice, delete {path}",
             )
         self._check_policy(admin)
 

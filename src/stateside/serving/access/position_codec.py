@@ -97,7 +97,7 @@ class PositionCodec:
         except ValueError:
             raise CursorInvalid(
                 "This cursor is none of this server's, or was given under a key that is retired",
-                next_step="Begin anew, without it",
+                next_step="Begin again, without it",
             ) from None
 
     def _decrypted(self, text: str) -> Position:

@@ -114,7 +114,7 @@ class SecretFile(Generic[Content]):
         raise SetupError(
             f"The file cannot be read: {reason}",
             where=str(self.path),
-            next_step="Bring it back from a copy, or delete it and make the tokens anew",
+            next_step="Bring it back from a copy, or delete it and make the tokens again",
         )
 
 

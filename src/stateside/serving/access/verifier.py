@@ -116,7 +116,7 @@ class Verifier:
             raise SetupError(
                 "The register of tokens is missing, which says who is revoked",
                 where=str(self._register.path),
-                next_step="Bring it back from a copy, or delete keys.json too and make the tokens anew",
+                next_step="Bring it back from a copy, or delete keys.json too and make the tokens again",
             )
 
 

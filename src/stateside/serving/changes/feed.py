@@ -198,7 +198,7 @@ class Feed:
     async def _look(self) -> None:
         try:
             if self._views.get(self._name) is not self.reader:
-                self.end("declared-anew", "The view was declared anew. Connect again")
+                self.end("redeclared", "The view was declared again. Connect again")
                 return
             await self._move()
             self._keep_alive()

@@ -68,7 +68,7 @@ class EventId:
         if found is None or EventId.of(found) != self:
             raise HistoryGone(
                 f"Batch {self.batch} is not the one that it was: the checkpoint was replaced, or rolled back",
-                next_step="Begin anew at the newest batch",
+                next_step="Begin again at the newest batch",
             )
         return found
 

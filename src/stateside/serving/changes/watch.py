@@ -177,7 +177,7 @@ class Watch:
                 if time.monotonic() >= deadline_s:
                     raise HistoryGone(
                         f"{error.what}: the checkpoint was rolled back, or this replica is far behind another one",
-                        next_step="Begin anew at the newest batch",
+                        next_step="Begin again at the newest batch",
                     ) from error
             await asyncio.sleep(POLL_S)
 

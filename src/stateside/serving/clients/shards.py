@@ -57,7 +57,7 @@ class SharesChanged(OperatingError):
 
     @classmethod
     def of(cls, view: str) -> SharesChanged:
-        return cls(f"The keys of the view {view!r} were shared out anew meanwhile", next_step="Ask again")
+        return cls(f"The keys of the view {view!r} were redistributed meanwhile", next_step="Ask again")
 
 
 class Shards:

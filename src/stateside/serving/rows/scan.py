@@ -92,7 +92,7 @@ def _check(content: bytes) -> bytes:
 
 def _invalid(what: str) -> CursorInvalid:
     return CursorInvalid(
-        what, next_step="Give it as the page before had it, with the same question; or begin anew, without it"
+        what, next_step="Give it as the page before had it, with the same question; or begin again, without it"
     )
 
 
@@ -205,7 +205,7 @@ class _Scan:
             if found == key and self._wanted(values := self._values(found, row)):
                 return found, values
             break
-        raise CursorInvalid("The row that this cursor names is not there", next_step="Begin anew, without it")
+        raise CursorInvalid("The row that this cursor names is not there", next_step="Begin again, without it")
 
     def _range(self, after: bytes | None, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
         """The keys of the query's range after `after`, in order, each with its row (live) or values (sealed)."""

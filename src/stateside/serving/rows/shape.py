@@ -126,7 +126,7 @@ class RollupReader:
             f"The rollups of {self._view!r} have other computed columns than were declared last"
             + (STUCK if trouble else ""),
             where=trouble,
-            next_step="Ask again in a moment: the replica makes them anew",
+            next_step="Ask again in a moment: the replica rebuilds them",
         )
 
     def _unknown(self, columns: Sequence[str], kept: Kept) -> RequestInvalid:

@@ -270,7 +270,7 @@ def _kept_rollup(by: tuple[str, ...], view: HeldView) -> int:
     if by not in kept or view.snapshot.computed() != view.catalogue.computed:
         raise NotFreshEnough(
             f"The rollups of {view.stamp.view!r} are not those that were declared last",
-            next_step="Ask again in a moment: the replica makes them anew",
+            next_step="Ask again in a moment: the replica rebuilds them",
         )
     return kept.index(by)
 
