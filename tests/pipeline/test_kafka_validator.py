@@ -160,11 +160,13 @@ class TestJournals:
         for column, times in (("time", ()), ("appended", ("appended",))):
             marked = checked.withWatermark(column, "1 hour").groupBy("entity").count()
             assert times_to_check("total", source, checked, marked) == times
-        rows, letters = judged(
-            source.validated(messages(spark, *values), "", Validator(tmp_path, HOUR_US, ("appended",))), tmp_path
-        )
-        assert [row["id"] for row in rows] == ["0"]
-        assert letters == [("calls-3", 1, "future-dated")]
+        validator = Validator(tmp_path, HOUR_US, ("appended",))
+        rows, letters = judged(source.validated(messages(spark, *values), "", validator), tmp_path)
+        assert [row["appended"].timestamp() for row in rows] == [BROKER.timestamp() + 0.000999] * 2
+        assert letters == []
+        claim = stored_value("2", 3, time_us=broker_us, appended_us=4_070_908_800_000_000)  # in 2099
+        rows, letters = judged(source.validated(messages(spark, claim, kind=CREATED), "", validator), tmp_path)
+        assert (rows, letters) == ([], [("calls-3", 0, "future-dated")])
 
     def test_events_are_rows_and_the_rest_dead_letters(self, spark: SparkSession, tmp_path: Path) -> None:
         source = sources.kafka_journal("localhost:9092", "calls", types=["t"])

@@ -358,7 +358,7 @@ def test_a_payload_field_may_not_hide_a_column_of_every_event(spark: SparkSessio
 
 def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layout: Layout) -> None:
     hold = "import sys, time; from pathlib import Path; from stateside.pipeline import driver_lock\n"
-    hold += "lease.acquire(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    hold += "driver_lock.acquire(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(layout.driver_lock)], stdout=subprocess.PIPE, text=True
     ) as holder:
