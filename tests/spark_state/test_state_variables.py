@@ -148,7 +148,7 @@ def test_a_schema_cut_at_any_byte_is_damaged(put: Put) -> None:
         ((*TOTAL[:3], PREFIX), "ValueState", False, "encoded in a way that is not known"),
         ((*KINDS[:3], {**PREFIX, "numColsPrefixKey": 2}), "MapState", False, "encoded in a way that is not known"),
         (TOTAL, "ValueState", True, "a field value was expected"),
-        (("other", *TOTAL[1:]), "ValueState", False, "made again"),
+        (("other", *TOTAL[1:]), "ValueState", False, "redeclared"),
         (TOTAL, "TreeState", False, "the variable total is a TreeState, which is not known"),
     ],
 )
