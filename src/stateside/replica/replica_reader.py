@@ -1,6 +1,6 @@
 """Reader of a replica, from any process, while another one writes. Every answer comes from verified pages.
 
-`ReusedSnapshot` keeps one snapshot for a few milliseconds, for a series of short reads: a snapshot costs as much as
+`ReusedSnapshot` keeps one snapshot for some milliseconds, for a series of short reads: a snapshot costs as much as
 reading a row. The reused snapshot is always of the newest batch: it is replaced once the environment's checksums show a
 newer published transaction. After `MOMENT_S` at the latest it is released, so that it holds hardly any old pages, and
 notices an environment replaced by hand.
@@ -230,7 +230,7 @@ def _close_unused(opened: Opened) -> None:
         opened.close()
 
 
-MOMENT_S: Final = 0.005
+MOMENT_S: Final = 0.02
 
 
 class ReusedSnapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from stateside.core.clock import ManualClock
+from stateside.replica.checksums import Checksums
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.limits import RateLimits
 from stateside.serving.access.tokens import Issuer
+from stateside.serving.fast_path.answer import Peer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
+from stateside.serving.web.connections import Loop
 from tests.serving.rows.shop import Shop
 from tests.serving.web.running import LONG, Running, received
 from tests.sizes import some
@@ -287,6 +291,28 @@ def test_with_a_token_any_host_will_do(shop: Shop) -> None:
 def test_a_lookup_of_our_own_page_is_answered(asked: Asked) -> None:
     own = "origin: http://localhost\r\n"
     assert b'"total":104' in same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))
+
+
+def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests of a turn were there before its first answer; a request of the next turn may know a newer batch."""
+    checks, newest = [], Checksums.newest
+    monkeypatch.setattr(Checksums, "newest", lambda self: checks.append(1) or newest(self))
+    views = ViewReaders(shop.layout, ManualClock(NOW_US))
+    fast_path = Application(views, guard=Guard.of(shop.layout)).short_way
+    request = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+    async def turns() -> None:
+        for number in range(4):
+            assert None not in [fast_path.answer(Peer("127.0.0.1"), request) for _ in range(5)]
+            assert len(checks) == number, "the first answer takes the snapshot"
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(turns())
+    fast_path._points["spending"].release()
+    views._replicas["spending"].close()
 
 
 def test_a_request_is_counted_once_whichever_way_it_goes(shop: Shop) -> None:

@@ -144,4 +144,4 @@ class FastPath:
 
     def _let_go(self, view: str) -> None:
         """Make the next answer check the view's catalogue and take a new snapshot."""
-        self._points.pop(view).moment.release()
+        self._points.pop(view).release()

@@ -15,6 +15,7 @@ Memory: about `KEPT_BYTES_MAX` for each view and worker process; beyond the limi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -121,7 +122,8 @@ class PointReader:
         self.reader, self._shape = reader, reader.shape
         self._parts = len(self._shape.key_texts.parts)  # in a whole key
         self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in WHOLE]
-        self.moment = ReusedSnapshot(reader.replica)
+        self._moment = ReusedSnapshot(reader.replica)
+        self._newest = False  # whether this turn of the event loop has checked that the snapshot is the newest
         self._kept = RowCache()
         self._snapshot: Snapshot | None = None  # of `_told` and `_since_us`
         self._told: StampText | None = None
@@ -190,12 +192,26 @@ class PointReader:
         age_ms = max(0, (self.reader.clock.now_us() - self._since_us) // 1_000)
         return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, rows, _END)
 
+    def release(self) -> None:
+        """Release the snapshot: the next answer takes another one."""
+        self._newest = False
+        self._moment.release()
+
     def _look(self) -> StampText | None:
-        """Move to the newest batch, and return its stamp."""
-        snapshot = self.moment.snapshot()
-        if snapshot is not self._snapshot:
-            self._move(snapshot)
+        """Move to the newest batch, and return its stamp.
+
+        One check serves one turn of the event loop: all requests of a turn arrived before its first answer.
+        """
+        if not self._newest:
+            snapshot = self._moment.snapshot()
+            if snapshot is not self._snapshot:
+                self._move(snapshot)
+            self._newest = True
+            asyncio.get_running_loop().call_soon(self._turn_over)
         return self._told
+
+    def _turn_over(self) -> None:
+        self._newest = False
 
     def _move(self, snapshot: Snapshot) -> None:
         self._snapshot = None  # after a failure the next answer starts here again
