@@ -291,6 +291,25 @@ def test_checksums_that_are_cut_under_a_snapshot_do_not_end_the_process(job: Job
     assert (job.view.replica / "damaged" / "checksums").exists()
 
 
+@pytest.mark.parametrize("meta", [0, 1])
+def test_a_flipped_bit_in_the_root_of_lmdb_s_meta_page_is_found_before_lmdb_follows_it(job: Job, meta: int) -> None:
+    """Some made LMDB say that a page is not there, which was no damage: the replica stayed as it was for ever."""
+    folder, before = job.view.replica, job.view.root / "before"
+    shutil.copytree(folder, before)
+    for bit in range(0, 64, 3):
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder)
+        with (folder / "data.mdb").open("r+b") as file:
+            file.seek(meta * PAGE_BYTES + 128 + bit // 8)  # the root of the tree that names the tables
+            byte = file.read(1)[0] ^ 1 << bit % 8
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte]))
+        tail = Tail(job.view)
+        tail.step()
+        tail.close()
+        assert answered(job.view)[:2] == (4, job.rows), bit
+
+
 def test_the_scrub_finds_what_nobody_asked_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrity, "SCRUB_BYTES_S", 1 << 40)
     tail = Tail(job.view)

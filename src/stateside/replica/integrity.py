@@ -65,10 +65,7 @@ class Integrity:
         """As `check`, and whether LMDB continues from the last published transaction."""
         self.check()
         self._catch_up()
-        state = self._checksums.state()
-        self._check_pages([btree.meta_page(state.transaction)])
-        for root in (Root.parse(state.free), Root.parse(state.main)):  # every LMDB write reads these
-            self._check_pages(list(self._under([root.page] if root.depth else [], root.depth, root, self._checked)))
+        self._check_roots()
         self._checksums.reserve(1 + int(self._environment.info()["last_pgno"]))
 
     def publish(self) -> None:
@@ -138,6 +135,8 @@ class Integrity:
         self._catch_up()
         if standing == Standing.OPEN:
             self.check_all()
+        else:
+            self._check_roots()
         self.stand(Standing.OPEN)
 
     def _committed(self) -> int:
@@ -150,6 +149,13 @@ class Integrity:
             self.publish()
         elif found != published:
             raise damaged(self._folder, f"it stands at transaction {found}, and {published} was published last")
+
+    def _check_roots(self) -> None:
+        """Verify the pages that LMDB reads whenever it opens a table or writes."""
+        state = self._checksums.state()
+        self._check_pages([btree.meta_page(state.transaction)])
+        for root in (Root.parse(state.free), Root.parse(state.main)):
+            self._check_pages(list(self._under([root.page] if root.depth else [], root.depth, root, self._checked)))
 
     def _meta(self, transaction: int) -> Meta:
         (page,) = self._read([btree.meta_page(transaction)])

@@ -99,7 +99,8 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
 def write(environment: lmdb.Environment, action: Callable[[lmdb.Transaction], object]) -> None:
     """Run `action` in one transaction, again with a larger map if it does not fit.
 
-    SetupError if the disk is full, ReplicaInvalid for another failure; nothing is written then.
+    SetupError if the disk is full, ReplicaDamaged where LMDB meets damage, ReplicaInvalid for another failure; nothing
+    is written then.
     """
     directory = Path(environment.path())
     while True:
@@ -137,6 +138,8 @@ def _open(directory: Path, *, readonly: bool, sync: bool, map_bytes: int) -> lmd
 def _unwritable(directory: Path, error: lmdb.Error) -> ReplicaInvalid | SetupError:
     if isinstance(error, lmdb.DiskError) or disk_is_full(directory):  # LMDB reports a last short write as a disk error
         return full_disk(directory, str(error))
+    if isinstance(error, _DAMAGE):
+        return damaged(directory, str(error))
     return ReplicaInvalid(
         f"The replica cannot be written: {error}",
         where=str(directory),
