@@ -37,7 +37,7 @@ from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.columns import GIVEN
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
@@ -158,7 +158,7 @@ class Prepared:
             self.begin = int(writer.end["0"]) - 1
             for numbers in _parts(np.arange(EVENTS - 1)):
                 writer.append_batch(self._usage(numbers, self._random.integers(0, CUSTOMERS, len(numbers))))
-        keeper = BookKeeper(Journal(self.layout.journal), folder / "book")
+        keeper = BookKeeper(FileLog(self.layout.journal), folder / "book")
         keeper.at(self.begin)
         keeper.save(now=True)
 

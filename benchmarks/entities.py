@@ -9,9 +9,9 @@ from statistics import median
 
 from benchmarks.compare import Figure, Result, Side, compare
 from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.entities import Entities, Entity, NewEvent, Snapshots
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream
 
 REPLAYED = 10_000
 APPENDED = 10  # of the entity at a time, beside so many of others:
@@ -37,7 +37,7 @@ class Account(Entity[int, int]):
 
 
 def run(folder: Path) -> Iterator[Result | Figure]:
-    stream = FileStream(folder / "journal")
+    stream = FileJournal(folder / "journal")
     with (
         JournalWriter(folder / "journal") as writer,
         QueryViews(stream, folder / "views") as views,

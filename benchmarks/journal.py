@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.compare import ROUNDS, Result, Side, compare
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 
 EVENTS = 1_000
 APPENDS = 20
@@ -113,7 +113,7 @@ class BareGroup:
 
 
 def _reading(folder: Path) -> Result:
-    journal = Journal(folder / "journal")
+    journal = FileLog(folder / "journal")
     end = journal.end()["0"]
     paths = sorted((folder / "journal").glob("*.segment"))
 

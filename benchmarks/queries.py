@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from benchmarks.compare import Figure, Result, Side, compare
 from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.columns import decode, encode
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream
 
 ENTITIES = 1_000_000
 REPLAYED = 10_000
@@ -24,8 +24,8 @@ LISTING = """
 import sys, time
 from pathlib import Path
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream
-stream = FileStream(Path(sys.argv[1]) / "journal")
+from stateside.journal.backends.files.file_journal import FileJournal
+stream = FileJournal(Path(sys.argv[1]) / "journal")
 views = QueryViews(stream, Path(sys.argv[1]) / sys.argv[2])
 queries = Queries(stream, views)
 def own_kib():
@@ -50,7 +50,7 @@ def _listing(folder: Path) -> Iterator[Result | Figure]:
         for first in range(0, ENTITIES, APPEND_EVENTS):
             numbers = range(first, first + APPEND_EVENTS)
             writer.append([Event(f"e{n}", f"customer-{n:07}", "call", n, {"seconds": 61}) for n in numbers])
-    stream = FileStream(folder / "journal")
+    stream = FileJournal(folder / "journal")
     with QueryViews(stream, folder / "views") as views:
         began = time.perf_counter()
         views.rebuild()
@@ -68,13 +68,13 @@ def _replay(folder: Path, appended: int, others: int) -> Iterator[Result | Figur
         for first in range(0, REPLAYED, appended):
             mine = [_event(n, "emma") for n in range(first, first + appended)]
             writer.append([*mine, *(_event(first * others + n, f"c{n}", "o") for n in range(others))])
-    stream = FileStream(folder / "journal")
+    stream = FileJournal(folder / "journal")
     batch = encode([_event(n, "emma") for n in range(REPLAYED)], 0)
     with QueryViews(stream, folder / "views") as views:
         views.follow()
 
         def replay() -> int:
-            return sum(1 for _ in Queries(FileStream(folder / "journal"), views).entity("emma").current())
+            return sum(1 for _ in Queries(FileJournal(folder / "journal"), views).entity("emma").current())
 
         def bare() -> int:
             return sum(1 for _ in decode(pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stateside.core.processes import EXIT_FINAL, Child, free_port
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from tests.disks import mounted, remount
 
 pytestmark = pytest.mark.e2e
@@ -145,7 +145,7 @@ class TestAppend:
             "0:2\n",
             "2 events stored, 0 repeated, 0 lines refused\n",
         )
-        first, second = Journal(tmp_path / "shop" / "journal").events()
+        first, second = FileLog(tmp_path / "shop" / "journal").events()
         assert first == Event("1", "emma", "call", 1_769_860_800_000_000, {"s": 61})
         assert (second.entity, second.payload, second.tags) == ("ben", {}, ("night",))
         assert len(second.id) == 36
@@ -161,7 +161,7 @@ class TestAppend:
             "Error: Line 3 is no event: it has no type. 2 events before it are stored, receipt 0:2. "
             "Mend the line and append from it on, or collect such lines with --dead-letters."
         )
-        assert [event.entity for event in Journal(tmp_path / "journal").events()] == ["a", "b"]
+        assert [event.entity for event in FileLog(tmp_path / "journal").events()] == ["a", "b"]
 
     def test_the_same_lines_again_are_stored_once_and_another_event_under_a_stored_id_is_named(
         self, tmp_path: Path
@@ -199,7 +199,7 @@ class TestAppend:
                 child.stdin.write(b'{"entity": "emma", "type": "call"}\n')
                 child.stdin.flush()
                 deadline = time.monotonic() + WAIT_S_MAX
-                while Journal(tmp_path / "journal").end().events() < count:
+                while FileLog(tmp_path / "journal").end().events() < count:
                     assert time.monotonic() < deadline
                     time.sleep(0.02)
             assert child.communicate()[0] == b"0:2\n"

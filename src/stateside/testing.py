@@ -26,8 +26,8 @@ import pyarrow as pa
 from stateside.core.errors import OperatingError
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.partitions import StoredStream
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from stateside.pipeline.app import App
 from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
@@ -62,12 +62,12 @@ def session(scratch: Path) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def temporary_journal(events: Sequence[Event] = ()) -> Iterator[Journal]:
+def temporary_journal(events: Sequence[Event] = ()) -> Iterator[FileLog]:
     """A journal with the given events, deleted at the end."""
     with TemporaryDirectory(prefix="stateside-test-") as folder:
         with JournalWriter(Path(folder)) as writer:
             writer.append(events)
-        yield Journal(Path(folder))
+        yield FileLog(Path(folder))
 
 
 def append(layout: Layout, events: Sequence[Event]) -> Position:

@@ -19,7 +19,7 @@ from stateside.billing.rating.rating import events_table, rate
 from stateside.core.clock import ManualClock
 from stateside.core.errors import OperatingError
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from tests.billing.billed import Row, closed
 
@@ -43,14 +43,14 @@ def sink(layout: Layout, on_step: OnStep = ignore_step, *, guarded: bool = True)
     return BillingSink.of(SinkContext(layout, "bill", SCHEMA), on_step, guarded=guarded)
 
 
-def append(layout: Layout, events: Sequence[tuple[int, Event]]) -> Journal:
+def append(layout: Layout, events: Sequence[tuple[int, Event]]) -> FileLog:
     """Append events, each at its own time; neighbours of the same time together."""
     clock = ManualClock()
     with JournalWriter(layout.journal, clock=clock) as writer:
         for appended_us, together in groupby(events, itemgetter(0)):
             clock.time_us = appended_us
             writer.append([event for _, event in together], compare_ids=False)
-    return Journal(layout.journal)
+    return FileLog(layout.journal)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Query:
 
     def run_to_end(self, length: int = 1_000_000) -> Query:
         """The query after all of the journal, and the batches without data that then are due."""
-        query, end = self, Journal(self.layout.journal).end()["0"]
+        query, end = self, FileLog(self.layout.journal).end()["0"]
         while query.position < end or query.watermark_us < query._next_watermark_us():
             query = query.run(min(query.position + length, end))
         return query
@@ -91,7 +91,7 @@ class Query:
     def _fold(self, stop: int) -> list[Row]:
         """Move on by a batch; what the aggregation emits."""
         late_us, self.watermark_us = self.watermark_us, self._next_watermark_us()
-        journal = Journal(self.layout.journal)
+        journal = FileLog(self.layout.journal)
         book = BookKeeper(journal, None).at(stop)
         for row in rate(events_table(journal, self.position, stop), book).to_pylist():
             if row["reason"] is None:

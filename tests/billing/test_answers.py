@@ -26,7 +26,7 @@ from stateside.core.errors import CheckpointInvalid, EventRefused, PositionInval
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import Stamp
 from stateside.spark_state.batch_log import Checkpoint
@@ -84,7 +84,7 @@ class Folder:
         return self.explainer().behind(customer, period, stamp.position)
 
     def explainer(self) -> Explainer:
-        journal = Journal(self.layout.journal)
+        journal = FileLog(self.layout.journal)
         checkpoint = Checkpoint(Storage.at(self.layout.view("bill").checkpoint))
         return Explainer(journal, BookKeeper(journal, None), checkpoint)
 
@@ -302,7 +302,7 @@ class TestDeadLetters:
         both = letters_to_replay(folder.layout, None, "unknown-customer")
         with pytest.raises(EventRefused, match=r"replay/5 would be a dead letter again: unknown-customer"):
             replay(folder.layout, both, {}, folder.clock)
-        end = Journal(folder.layout.journal).end()
+        end = FileLog(folder.layout.journal).end()
         for customer in ("nobody", "no one"):
             folder.append(assignment(f"a-{customer}", customer, "basic", JANUARY.start_us, folder.clock.now_us()))
         done = replay(folder.layout, both, {}, folder.clock)

@@ -19,29 +19,29 @@ from stateside.billing.model import assignment
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.errors import StateError
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, references
 from tests.sizes import examples
 
 EXAMPLES = examples(10, 400)
 
 
-def write(folder: Path, frames: Appends) -> Journal:
+def write(folder: Path, frames: Appends) -> FileLog:
     clock = ManualClock()
     with JournalWriter(folder, clock=clock) as writer:
         for time_us, several in frames:
             clock.time_us = time_us
             writer.append(several)
-    return Journal(folder)
+    return FileLog(folder)
 
 
 @contextmanager
-def journal_of(frames: Appends) -> Iterator[Journal]:
+def journal_of(frames: Appends) -> Iterator[FileLog]:
     with TemporaryDirectory() as folder:
         yield write(Path(folder) / "journal", frames)
 
 
-def simple_book(journal: Journal) -> SimpleBook:
+def simple_book(journal: FileLog) -> SimpleBook:
     found = SimpleBook()
     for offset, event in enumerate(journal.events()):
         found.add(offset, event)
@@ -142,7 +142,7 @@ def test_a_keeper_follows_a_journal_that_grows(tmp_path: Path) -> None:
     clock = ManualClock()
     with JournalWriter(tmp_path / "journal", clock=clock) as writer:
         writer.append([plan_event(version(), "p1", 0), assignment("a1", "emma", "basic", 0, 0)])
-        keeper = BookKeeper(Journal(tmp_path / "journal"), None)
+        keeper = BookKeeper(FileLog(tmp_path / "journal"), None)
         assert keeper.at(1).covers == 2  # the end is near
         assert keeper.at(2).plan_at("emma", HOUR_US, 2) == version()
         writer.append([assignment("a2", "omar", "basic", 0, 0)])
@@ -235,11 +235,11 @@ def test_snapshots_are_written_when_it_is_worth_it(tmp_path: Path, monkeypatch: 
 def test_a_snapshot_of_another_journal_is_not_used(tmp_path: Path) -> None:
     for name in ("one", "other"):
         write(tmp_path / name, [(0, [assignment("a", "emma", "basic", 0, 0)])])
-    keeper = BookKeeper(Journal(tmp_path / "one"), tmp_path / "book")
+    keeper = BookKeeper(FileLog(tmp_path / "one"), tmp_path / "book")
     keeper.at(1)
     keeper.save(now=True)
     with pytest.raises(StateError, match=r"it is of the journal .* Delete it: the book is then read from the journal"):
-        BookKeeper(Journal(tmp_path / "other"), tmp_path / "book").at(1)
+        BookKeeper(FileLog(tmp_path / "other"), tmp_path / "book").at(1)
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", "half"])

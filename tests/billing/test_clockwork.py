@@ -20,7 +20,7 @@ from stateside.billing.operations.clock_events import IDLE_US, Clockwork, run_cl
 from stateside.billing.plans.file import parse_plan, plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from tests.sizes import examples
 
 HOUR_US = 3_600_000_000
@@ -73,7 +73,7 @@ class World:
         return self.fees()[before:]
 
     def events(self) -> list[Event]:
-        return list(Journal(self.layout.journal).events())
+        return list(FileLog(self.layout.journal).events())
 
     def fees(self) -> list[str]:
         return [f"{event.id} {iso(event.time_us)}" for event in self.events() if event.type == "fee"]
@@ -287,7 +287,7 @@ def test_two_of_them_killed_at_random_append_what_one_would(
         if what == "assign":
             world.append(assignment(f"new/{newcomers}", f"new{newcomers}", "basic", world.clock.now_us(), 0))
             newcomers += 1
-        elif what.startswith("kill") and Journal(world.layout.journal).end().events():
+        elif what.startswith("kill") and FileLog(world.layout.journal).end().events():
             kill(world, int(what[-1]))
         else:
             (other if what == "other" else Clockwork(world.layout, world.clock)).step()

@@ -22,7 +22,7 @@ from stateside.billing.model import DAY_US, clock_tick
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.errors import NotFreshEnough
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from tests.billing.audit.test_played import audited
 from tests.billing.played import Query, append
 from tests.billing.story import OPENING, at, call
@@ -50,7 +50,7 @@ def months(seed: int, days: int = 130) -> list[tuple[int, Event]]:
 
 def expected(layout: Layout) -> Expected:
     """All usage of the journal."""
-    journal = Journal(layout.journal)
+    journal = FileLog(layout.journal)
     end = journal.end()["0"]
     book = BookKeeper(journal, None).at(end)
     rows = rate(events_table(journal, 0, end), book).to_pylist()
@@ -139,7 +139,7 @@ def check(query: Query, readers: Readers, usage: Expected) -> bool:
 
 def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool) -> list[bool]:
     """Take batches of these lengths in turn, up to the journal's end, and check after each."""
-    end, exact = Journal(query.layout.journal).end()["0"], []
+    end, exact = FileLog(query.layout.journal).end()["0"], []
     readers = Readers.of(query.layout)
     for number in range(10_000):
         if query.position == end and query.watermark_us == query._next_watermark_us():

@@ -23,7 +23,7 @@ from stateside.billing.generator import EVEN_MICROS, Arrival, ExpectedTotals, Ge
 from stateside.billing.generator.output import to_files, to_journal, to_kafka
 from stateside.core.errors import RequestInvalid, SinkAway
 from stateside.core.processes import free_port
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.testbed.broker import Broker
 from tests.sizes import examples
 
@@ -282,7 +282,7 @@ def rounded(micros: int, rule: str) -> int:
 def test_a_journal_gets_every_event_with_its_arrival_as_append_time(tmp_path: Path, arrivals: list[Arrival]) -> None:
     told: list[int] = []
     report = generate(SMALL, to_journal(tmp_path / "journal"), on_progress=told.append)
-    events = list(Journal(tmp_path / "journal").events())
+    events = list(FileLog(tmp_path / "journal").events())
     assert events == [arrival.event for arrival in arrivals]
     assert [event.appended_us for event in events] == [arrival.arrival_us for arrival in arrivals]
     assert told[-1] == report.journalled == len(events)

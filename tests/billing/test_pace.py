@@ -25,7 +25,7 @@ from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import HOUR_US, usage
 from stateside.core.layout import Layout
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import Stamp
 from tests.sizes import examples
@@ -52,7 +52,7 @@ class Months:
         self.folder.append(usage(id_, customer, type_, time_us, quantity, **named))
 
     def hours(self, *labels: str) -> Hours:
-        journal = Journal(self.folder.layout.journal)
+        journal = FileLog(self.folder.layout.journal)
         stop = journal.end()["0"]
         return hours(journal, BookKeeper(journal, None).at(stop), labels, stop, once=self.once)
 

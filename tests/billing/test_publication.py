@@ -11,7 +11,7 @@ from stateside.core.clock import ManualClock
 from stateside.core.errors import EventRefused, PlanInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Journal
+from stateside.journal import FileLog
 
 from .written_bills import BASIC, plan
 
@@ -46,7 +46,7 @@ def test_a_version_takes_effect_an_hour_from_now_at_the_earliest(layout: Layout,
     earliest_us = NOW_US + HOUR_US + MARGIN_US
     with pytest.raises(PlanInvalid, match=r"too early.*2025-12-29T10:20:10Z"):
         publish(layout, at(earliest_us - 1), clock)
-    assert Journal(layout.journal).end() == Position.start()
+    assert FileLog(layout.journal).end() == Position.start()
     publish(layout, at(earliest_us), clock)
     assert current_book(layout).refused == ()
 

@@ -18,7 +18,7 @@ from stateside.billing.pipeline.source import Rater
 from stateside.billing.rating import reports
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.layout import Layout
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from tests.sizes import not_in_fast
 
 from .staged import Stage, at_us, steps, version
@@ -46,7 +46,7 @@ def fill(stage: Stage, plan: str = "basic") -> None:
 
 def rated(rater: Rater, chance: random.Random | None = None) -> list[dict[str, object]]:
     """The rows of the whole journal, in ranges of random sizes."""
-    end = Journal(rater.journal).end()["0"]
+    end = FileLog(rater.journal).end()["0"]
     found: list[dict[str, object]] = []
     first = 0
     while first < end:
@@ -98,7 +98,7 @@ def test_its_reports_are_those_of_the_whole_range_that_a_task_reads(
     fill(stage)
     monkeypatch.setattr(reports, "EVENTS_MIN", 1)
     monkeypatch.setattr(source, "ROWS_PER_TABLE", 50)
-    view, journal = stage.layout.view("bill"), Journal(stage.layout.journal)
+    view, journal = stage.layout.view("bill"), FileLog(stage.layout.journal)
     end = journal.end()["0"]
     rated(Rater(journal.directory, view.root, with_ids=True))
     found = reports.reports_of(view).read(str(journal.id()))

@@ -12,7 +12,7 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment, clock_tick, usage
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.billing.rating.rating import RATED, REASONS, events_table, rate
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.views.computed import Step, Steps
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, events, rate_one
 from tests.billing.test_book import journal_of, simple_book, write
@@ -40,7 +40,7 @@ PLUS = PlanVersion(
 )
 
 
-def check(rated: pa.Table, book: SimpleBook, journal: Journal) -> None:
+def check(rated: pa.Table, book: SimpleBook, journal: FileLog) -> None:
     assert rated.schema == RATED
     for row, (offset, event) in zip(rated.to_pylist(), enumerate(journal.events()), strict=True):
         reason, bill_type, version = rate_one(book, offset, event)
@@ -77,10 +77,10 @@ def test_a_replay_of_any_part_rates_its_events_the_same(frames: Appends, data: s
         assert part.to_pylist() == whole.slice(start, stop - start).to_pylist()
 
 
-def prefix(journal: Journal, stop: int) -> Journal:
+def prefix(journal: FileLog, stop: int) -> FileLog:
     """The journal as it was when it ended at an offset."""
 
-    class Prefix(Journal):
+    class Prefix(FileLog):
         def durable_end(self):  # type: ignore[no-untyped-def]
             end = super().durable_end()
             return type(end)(min(end.offset, stop), end.segment_offset, end.segment_bytes)
@@ -111,7 +111,7 @@ USAGES = [
 
 
 def test_no_events_are_rated_by_an_empty_book(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = FileLog(tmp_path)
     rated = rate(events_table(journal, 0, 0), Book.empty())
     assert rated.schema == RATED
     assert rated.num_rows == 0

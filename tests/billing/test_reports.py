@@ -23,7 +23,7 @@ from stateside.billing.rating import reports as reports_module
 from stateside.billing.rating.rating import events_table, rate
 from stateside.billing.rating.reports import NEVER_US, RatingReport, Reports, reports_of
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from tests.billing.played import Crash, Query, append, crash_at
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, EXPECTED, dead, told
@@ -44,13 +44,13 @@ def every_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports_module, "EVENTS_MIN", 1)
 
 
-def report(journal: Journal, start: int, stop: int) -> RatingReport:
+def report(journal: FileLog, start: int, stop: int) -> RatingReport:
     book = BookKeeper(journal, None).at(stop)
     return RatingReport.of(rate(events_table(journal, start, stop), book), book)
 
 
 def test_a_report_names_bad_events_and_the_end_of_the_first_period(story: Layout) -> None:
-    journal = Journal(story.journal)
+    journal = FileLog(story.journal)
     whole = report(journal, 0, ENDS[-1])
     assert whole.bad == tuple(offset for offset, *_ in [*DEAD, DEAD_LAST])
     assert whole.first_end_us == at("2026-01-31T23:00:00")
@@ -164,7 +164,7 @@ def _events(drawn: list[tuple[int, int, str, str, int]]) -> list[tuple[int, Even
 
 
 def test_of_a_range_with_a_report_only_the_suspects_are_rated(story: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(story.journal)
+    journal = FileLog(story.journal)
     book = BookKeeper(journal, None).at(ENDS[-1])
     offsets: list[int] = []
     monkeypatch.setattr(

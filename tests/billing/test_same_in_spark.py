@@ -19,7 +19,7 @@ from stateside.billing.model import ASSIGN, DAY_US, FUTURE_US_MAX, PLAN, assignm
 from stateside.billing.pipeline import app
 from stateside.billing.plans.file import PlanVersion, plan_event
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.serving.stamp import parse_time
 from stateside.testing import run_to
 from stateside.views.computed import Step, Steps
@@ -147,7 +147,7 @@ class Drawn:
         seen: set[tuple[str, int]] = set()
         late: set[tuple[str, str, int]] = set()
         before = Before()
-        for offset, event in enumerate(Journal(stage.layout.journal).events()):
+        for offset, event in enumerate(FileLog(stage.layout.journal).events()):
             row = before.row(event)
             if row is None:
                 continue

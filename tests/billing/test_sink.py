@@ -32,7 +32,7 @@ from stateside.billing.money import round_micros
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.errors import ArchiveInvalid
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.views.computed import StepTable
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
@@ -263,7 +263,7 @@ def test_without_the_late_sweep_the_law_of_conservation_is_broken(
 
 def check_conserved(layout: Layout, query: Query) -> None:
     """Each event is in a document, in an open row or a dead letter; sums and numbers are right. No duplicates here."""
-    journal = Journal(layout.journal)
+    journal = FileLog(layout.journal)
     book = BookKeeper(journal, None).at(query.position)
     expected: Counter[Any] = Counter()
     bad = []

@@ -13,9 +13,9 @@ from stateside.billing.operations.publication import assign, current_book, publi
 from stateside.billing.operations.replay import replay
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
-from stateside.journal.folder import open_journal, open_writer
-from stateside.journal.kafka.topic import Topic
-from stateside.journal.kafka.topic_folder import place
+from stateside.journal.backends.kafka.topic import Topic
+from stateside.journal.backends.kafka.topic_folder import place
+from stateside.journal.location import open_journal, open_writer
 from stateside.testbed.broker import Broker
 from tests.billing.written_bills import plan
 from tests.journal.kafka.topics import new_topic, real

@@ -20,8 +20,8 @@ from stateside.billing.plans.file import PlanVersion, parse_plan
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
-from stateside.journal import Journal
-from stateside.journal.segment import PARTITION
+from stateside.journal import FileLog
+from stateside.journal.backends.files.segment import PARTITION
 from stateside.replica.tail import Tail
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
 from stateside.views.computed import extend_steps
@@ -130,7 +130,7 @@ class WrittenBills:
 
         Events of periods that were closed before come too late. Ids are de-duplicated while their period is open.
         """
-        journal = Journal(self.layout.journal)
+        journal = FileLog(self.layout.journal)
         stop = journal.end()[PARTITION]
         book = BookKeeper(journal, None).at(stop)
         self.publish(*book.plans.values())

@@ -28,10 +28,9 @@ from stateside.core.errors import (
     SequenceConflict,
 )
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Receipt
+from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal, Receipt
 from stateside.journal.append_batch import Appended
-from stateside.journal.merge import MergedStream, Merger
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
 
 
 class Writer(Protocol):
@@ -397,12 +396,12 @@ def _event(id_: str, entity: str) -> Event:
 
 class TestJournalOnFiles(JournalContract):
     writer = staticmethod(lambda folder, clock: JournalWriter(folder / "journal", clock=clock))
-    reader = staticmethod(lambda folder: Journal(folder / "journal"))
+    reader = staticmethod(lambda folder: FileLog(folder / "journal"))
 
 
 class TestJournalOnFilesWithASegmentForEveryAppend(JournalContract):
     writer = staticmethod(lambda folder, clock: JournalWriter(folder / "journal", clock=clock, segment_bytes_max=1))
-    reader = staticmethod(lambda folder: Journal(folder / "journal"))
+    reader = staticmethod(lambda folder: FileLog(folder / "journal"))
 
 
 _IN_MEMORY: defaultdict[Path, MemoryJournal] = defaultdict(MemoryJournal)
@@ -446,11 +445,11 @@ class _Merged:
         there = {event.id for event in self.events(since)}
         return [event for event in events if event.id not in there]
 
-    def _merged(self) -> MergedStream:
+    def _merged(self) -> MergedJournal:
         if (self._folder / "nodes").exists():
             with Merger(self._folder) as merger:
                 merger.merge()
-        return MergedStream(self._folder)
+        return MergedJournal(self._folder)
 
 
 class TestANodesJournal(JournalContract):

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from stateside.core.clock import Clock
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.testbed.broker import Broker
 from tests.contract.test_journal import JournalContract, Reader, Writer
 

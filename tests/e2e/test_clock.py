@@ -16,7 +16,7 @@ from stateside.billing.generator.rows import assignment_rows
 from stateside.billing.plans.file import parse_plan, plan_event
 from stateside.core.clock import ManualClock, SystemClock
 from stateside.core.layout import Layout
-from stateside.journal import Journal, JournalWriter
+from stateside.journal import FileLog, JournalWriter
 from stateside.journal.columns import GIVEN
 from tests.sizes import sized
 
@@ -50,7 +50,7 @@ def begun_us(layout: Layout) -> int:
 
 
 def fees(layout: Layout) -> Counter[str]:
-    return Counter(event.id for event in Journal(layout.journal).events() if event.type == "fee")
+    return Counter(event.id for event in FileLog(layout.journal).events() if event.type == "fee")
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:

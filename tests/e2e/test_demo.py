@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from stateside.core.layout import Layout
-from stateside.journal.kafka.topic_folder import topic_of
+from stateside.journal.backends.kafka.topic_folder import topic_of
 from stateside.testbed.component import members
 from tests.journal.kafka.topics import add_partitions
 from tests.poisoned import poisoned

@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.heartbeat import Heartbeat
 from tests.pipeline.sinks.endpoint import Store, endpoint
@@ -140,7 +140,7 @@ def wait_until_it_works(layout: Layout, driver: subprocess.Popen[bytes]) -> None
 
 def all_caught_up(layout: Layout) -> bool:
     """Every view is idle, with a batch that this run has finished or found, and nothing waits in the journal."""
-    end = Journal(layout.journal).end()
+    end = FileLog(layout.journal).end()
     beats = [Heartbeat.load(layout.view(name).heartbeat) for name in VIEWS]
     now_us = time.time_ns() // 1_000
     return all(b is not None and b.state_at(now_us) == "idle" and b.source_end == end for b in beats) and quiet(layout)
@@ -148,7 +148,7 @@ def all_caught_up(layout: Layout) -> bool:
 
 def quiet(layout: Layout) -> bool:
     """Whether the last planned batch of every view is committed and has read all."""
-    end = Journal(layout.journal).end()
+    end = FileLog(layout.journal).end()
     for name in VIEWS:
         checkpoint = Checkpoint(Storage.at(layout.view(name).checkpoint))
         commits = checkpoint.commits()
@@ -175,7 +175,7 @@ def assert_every_row_once(layout: Layout, store: Store, produced: Sequence[str])
         "keyed table": ids(DeltaTable(layout.table("keyed")).to_pyarrow_table().to_pylist()),
         "endpoint": ids(store.rows()),
         "journal": Counter(
-            e.entity.removeprefix("answer-to-") for e in Journal(layout.journal).events() if e.type == "answered"
+            e.entity.removeprefix("answer-to-") for e in FileLog(layout.journal).events() if e.type == "answered"
         ),
     }
     assert {name: difference(counts, once) for name, counts in found.items()} == dict.fromkeys(found, ([], []))

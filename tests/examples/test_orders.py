@@ -13,7 +13,7 @@ import stateside
 from examples.orders import LIMIT_MICROS, app
 from stateside.core.errors import PipelineFailed
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 def run_until_quiet(app: stateside.App, layout: Layout, session: SparkSession) -> None:
     """Run until no query emits anything any more."""
     session.dataSource.register(CrashingSource)
-    journal = Journal(layout.journal)
+    journal = FileLog(layout.journal)
     settings = RunSettings(events_per_batch_max=40, restarts_max=0, hold_s_max=0)
     with Runner(app, layout, settings, session=session) as runner:
         before = None
@@ -57,7 +57,7 @@ def expected(orders: list[Event]) -> tuple[list[dict[str, object]], Counter[tupl
 
 
 def journalled(layout: Layout) -> Counter[tuple[str, str, int, int]]:
-    events = [event for event in Journal(layout.journal).events() if event.type != CRASH_TYPE]
+    events = [event for event in FileLog(layout.journal).events() if event.type != CRASH_TYPE]
     return Counter((event.entity, event.type, event.time_us, event.payload["amount_micros"]) for event in events)
 
 
@@ -93,5 +93,5 @@ def test_every_order_ends_in_one_final_state_and_every_event_is_emitted_once_wha
     assert journalled(layout) == saga
     assert rows(layout, "orders") == shown
     assert {row["state"] for row in shown} == {"4 confirmed", "4 cancelled"}
-    ids = [event.id for event in Journal(layout.journal).events()]
+    ids = [event.id for event in FileLog(layout.journal).events()]
     assert len(set(ids)) == len(ids)

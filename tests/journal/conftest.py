@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.segment import DurableEnd, Frame, Segment, segment_path
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files.segment import DurableEnd, Frame, Segment, segment_path
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -32,7 +32,7 @@ class Damageable:
         opened = Segment(path)
         frames = list(opened.frames())
         opened.close()
-        events = list(Journal(folder).events())
+        events = list(FileLog(folder).events())
         return cls(folder, path, path.read_bytes(), (folder / "end").read_bytes(), frames, events)
 
     def put(self, content: bytes, end: bytes | None) -> None:

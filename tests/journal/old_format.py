@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from stateside.journal import Event
+from stateside.journal.backends.files.segment import DurableEnd, segment_path
 from stateside.journal.columns import GIVEN, encode
-from stateside.journal.segment import DurableEnd, segment_path
 
 
 def write_old(folder: Path, appends: list[list[Event]], version: int = 1) -> None:

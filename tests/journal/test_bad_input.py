@@ -29,14 +29,13 @@ from stateside.core.errors import (
 )
 from stateside.core.positions import Position
 from stateside.core.storage import try_lock
-from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
+from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal
 from stateside.journal import index as index_module
 from stateside.journal.admin import JournalFiles, drop
-from stateside.journal.lock import Turns
-from stateside.journal.merge import MergedStream, Merger, partition
-from stateside.journal.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.files.file_journal import FileJournal, Stream
+from stateside.journal.backends.files.lock import Turns
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, last_sequences, partition
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream, Stream
 from tests.disks import fill, mounted
 from tests.sizes import some
 
@@ -140,7 +139,7 @@ LOCKS: dict[str, Any] = {
     "the merger": (Merger, second_merger, JournalLocked, "end it"),
     "the views": (
         lambda folder: following(folder),
-        lambda folder: QueryViews(FileStream(folder), folder / "views").follow(),
+        lambda folder: QueryViews(FileJournal(folder), folder / "views").follow(),
         ViewsBusy,
         "That is fine",
     ),
@@ -232,17 +231,17 @@ def files(folder: Path) -> Subject:
     with JournalWriter(folder, segment_bytes_max=2_000) as writer:
         for number in range(COUNT):
             writer.append([event(number)])
-    with QueryViews(FileStream(folder), folder / "views") as views:
+    with QueryViews(FileJournal(folder), folder / "views") as views:
         views.follow()
-    reads = reads_of(lambda: FileStream(folder), folder / "views")
-    reads["events"] = lambda: (found.id for found in Journal(folder).events())
-    reads["without views"] = lambda: asked(FileStream(folder), folder / "none", lambda queries: queries.all())
+    reads = reads_of(lambda: FileJournal(folder), folder / "views")
+    reads["events"] = lambda: (found.id for found in FileLog(folder).events())
+    reads["without views"] = lambda: asked(FileJournal(folder), folder / "none", lambda queries: queries.all())
 
     def go_on() -> None:
         with JournalWriter(folder) as writer:
             writer.append_once([event(COUNT)])
 
-    return Subject(folder, folder, [f"e{n}" for n in range(COUNT)], lambda: FileStream(folder), reads, go_on)
+    return Subject(folder, folder, [f"e{n}" for n in range(COUNT)], lambda: FileJournal(folder), reads, go_on)
 
 
 def written_by_a_node(folder: Path) -> None:
@@ -261,16 +260,16 @@ def merged(folder: Path) -> Subject:
     written_by_a_node(folder)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as mergers:
         patch.setattr(partition, "SEGMENT_BYTES_MAX", 3_000)
-        patch.setattr("stateside.journal.merge.merger.FRAME_EVENTS_MAX", 1)
+        patch.setattr("stateside.journal.backends.nodes.merger.FRAME_EVENTS_MAX", 1)
         mergers.enter_context(Merger(folder)).merge()
-    with QueryViews(MergedStream(folder), folder / "views") as views:
+    with QueryViews(MergedJournal(folder), folder / "views") as views:
         views.follow()
-    reads = reads_of(lambda: MergedStream(folder), folder / "views")
-    reads["merged events"] = lambda: (found.id for found in MergedStream(folder).events("0"))
+    reads = reads_of(lambda: MergedJournal(folder), folder / "views")
+    reads["merged events"] = lambda: (found.id for found in MergedJournal(folder).events("0"))
     reads["a merger"] = lambda: merging(folder)
     ids = [f"e{n}" for n in range(COUNT)]
     return Subject(
-        folder, folder / "merged" / "0", ids, lambda: MergedStream(folder), reads, lambda: append_and_merge(folder)
+        folder, folder / "merged" / "0", ids, lambda: MergedJournal(folder), reads, lambda: append_and_merge(folder)
     )
 
 
@@ -279,7 +278,7 @@ def merging(folder: Path) -> Iterator[str]:
     shutil.rmtree(folder / "merged" / "index", ignore_errors=True)
     with Merger(folder) as merger:
         merger.merge()
-    yield from (found.id for found in MergedStream(folder).events("0"))
+    yield from (found.id for found in MergedJournal(folder).events("0"))
 
 
 def node(folder: Path) -> Subject:
@@ -288,7 +287,7 @@ def node(folder: Path) -> Subject:
 
     def tail() -> Iterator[str]:
         shutil.rmtree(folder / "merged", ignore_errors=True)
-        stream = MergedStream(folder)
+        stream = MergedJournal(folder)
         for row in range(COUNT // 2):
             for number in range(2):
                 (found,) = stream.tail(f"entity-{number}", row + 1, row + 1) or [None]
@@ -309,12 +308,12 @@ def node(folder: Path) -> Subject:
             try:
                 merging.merge()
             finally:
-                yield from (found.id for found in MergedStream(folder).events("0"))
+                yield from (found.id for found in MergedJournal(folder).events("0"))
 
     reads = {"a merger": merger, "a node": opening, "the tail": tail}
     ids = [f"e{n}" for n in range(COUNT)]
     directory = folder / "nodes" / "a" / "1"
-    return Subject(folder, directory, ids, lambda: MergedStream(folder), reads, lambda: append_and_merge(folder))
+    return Subject(folder, directory, ids, lambda: MergedJournal(folder), reads, lambda: append_and_merge(folder))
 
 
 def flipped(at: float) -> Callable[[bytes], bytes]:
@@ -446,7 +445,7 @@ def test_a_full_disk_refuses_an_append_to_a_journal_or_a_node_and_keeps_all_that
             if name == "a node":
                 with Merger(disk) as merger:
                     merger.merge()
-            stream: Any = FileStream(disk) if name == "files" else MergedStream(disk)
+            stream: Any = FileJournal(disk) if name == "files" else MergedJournal(disk)
             ids = list(ids_of(stream.batches("0", 0, stream.end()["0"])))
             assert ids == [f"e{number}" for number in range(acknowledged + 3)]
 
@@ -464,10 +463,10 @@ def test_a_merger_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_
                 with pytest.raises(OperatingError, match="No space left on device") as refused:
                     merger.merge()
                 assert refused.value.next_step
-                assert list(ids_of(MergedStream(folder).batches("0", 0, 1))) == ["e0"]
+                assert list(ids_of(MergedJournal(folder).batches("0", 0, 1))) == ["e0"]
             ballast.unlink()
             assert merger.merge() == 59
-        assert list(ids_of(MergedStream(folder).batches("0", 0, 60))) == [f"e{number}" for number in range(60)]
+        assert list(ids_of(MergedJournal(folder).batches("0", 0, 60))) == [f"e{number}" for number in range(60)]
 
 
 def test_views_whose_disk_is_full_say_so_and_queries_go_on_without_them(tmp_path: Path) -> None:

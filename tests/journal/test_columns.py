@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.columns import GIVEN, SCHEMA, conformed, decode, encode
 from stateside.journal.json_lines import event_of, fields_of
 
@@ -48,7 +48,7 @@ def test_fields_of_a_newer_schema_survive_reading_exporting_and_appending(tmp_pa
     with JournalWriter(tmp_path) as writer:
         writer.append_batch(newer)
         writer.append([event_of(fields_of(known), 0)], compare_ids=False)
-    assert [event.extra for event in Journal(tmp_path).events()] == [known.extra, {}, known.extra]
+    assert [event.extra for event in FileLog(tmp_path).events()] == [known.extra, {}, known.extra]
 
 
 def test_newer_fields_come_beside_those_that_were_unknown_before() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stateside.core.errors import JournalCorrupt, SettingInvalid
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files.segment import segment_offsets, segment_path
 from stateside.journal.index import Ids
-from stateside.journal.segment import segment_offsets, segment_path
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -46,7 +46,7 @@ def test_written_appends_are_synced_with_the_next_segment_and_at_the_close(
         while len(segment_offsets(tmp_path)) < 2:
             assert synced == []
             writer.append(make_events(1, first=writer.end["0"]))
-            assert Journal(tmp_path).end() == writer.end
+            assert FileLog(tmp_path).end() == writer.end
         first, second = (segment_path(tmp_path, offset).name for offset in segment_offsets(tmp_path))
         assert synced == [first, "end"]
         synced.clear()
@@ -72,7 +72,7 @@ def test_what_was_written_survives_a_process_that_ends_without_a_word(
     assert run_python(KILLED, tmp_path).strip() == "20"
     with JournalWriter(tmp_path) as writer:
         assert writer.end["0"] == 20
-    assert [event.sequence for event in Journal(tmp_path).events()] == list(range(1, 21))
+    assert [event.sequence for event in FileLog(tmp_path).events()] == list(range(1, 21))
 
 
 def test_a_loss_of_power_after_written_appends_is_told_and_can_be_accepted(
@@ -89,7 +89,7 @@ def test_a_loss_of_power_after_written_appends_is_told_and_can_be_accepted(
     (tmp_path / "end").unlink()
     with JournalWriter(tmp_path) as writer:
         assert writer.append_once(make_events(3, first=2)) == [2, 3, 4]
-    assert [event.sequence for event in Journal(tmp_path).events()] == [1, 1, 1, 2, 2]
+    assert [event.sequence for event in FileLog(tmp_path).events()] == [1, 1, 1, 2, 2]
 
 
 def test_an_index_that_knows_what_was_lost_is_not_believed(
@@ -107,7 +107,7 @@ def test_an_index_that_knows_what_was_lost_is_not_believed(
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(6, first=100))
         assert writer.append_once(make_events(1, first=4)) == [8]
-    assert Ids(Journal(tmp_path)).offsets(["e4"], Journal(tmp_path).durable_end()) == [8]
+    assert Ids(FileLog(tmp_path)).offsets(["e4"], FileLog(tmp_path).durable_end()) == [8]
 
 
 def test_a_failed_sync_of_a_full_segment_breaks_the_writer(
@@ -123,7 +123,7 @@ def test_a_failed_sync_of_a_full_segment_breaks_the_writer(
             for _ in range(2):
                 with pytest.raises(Exception, match="failed to sync"):
                     writer.append(make_events(1, first=1))
-    assert list(Journal(tmp_path).events()) == make_events(1)
+    assert list(FileLog(tmp_path).events()) == make_events(1)
 
 
 def test_another_setting_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ FILL = """
 import sys
 from pathlib import Path
 from stateside.journal import Event, JournalWriter, index
-from stateside.journal.kafka.admin import Described
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.kafka.admin import Described
+from stateside.journal.backends.nodes import NodeWriter
 
 folder = Path(sys.argv[1])
 events = [Event(f"e{number}", f"entity-{number}", "call", 0, {}) for number in range(5_000)]
@@ -44,7 +44,7 @@ print(verify(JournalFiles.of(folder)).findings.counts, statistics(JournalFiles.o
 def test_the_index_of_a_writer_on_kafka_that_was_cut_short_is_told(tmp_path: Path, run_python: RunPython) -> None:
     fill = """
 from stateside.journal.columns import encode
-from stateside.journal.kafka.topic_index import TopicIndex
+from stateside.journal.backends.kafka.topic_index import TopicIndex
 from stateside.journal.index import numbered
 
 batch, _ = numbered(encode(events, 0), lambda names: [0] * len(names))
@@ -57,7 +57,7 @@ index.close()
     cut(tmp_path / "0" / "data")
     look = """
 from stateside.core.errors import JournalAway
-from stateside.journal.kafka.topic_index import TopicIndex
+from stateside.journal.backends.kafka.topic_index import TopicIndex
 try:
     print(TopicIndex(folder, Described("topic", 1)).lasts(event.entity for event in events))
 except JournalAway as error:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stateside.journal import Event, JournalWriter, frames
-from stateside.journal.frames import Frames
+from stateside.journal.backends.files.frames import Frames
 
 
 def test_a_segment_grows_while_another_thread_copies_where_its_frames_are(

@@ -17,7 +17,7 @@ import pytest
 
 from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter, group_commit
+from stateside.journal import Event, FileLog, JournalWriter, group_commit
 from stateside.journal.append_batch import Answers, AppendRequest
 from stateside.journal.group_commit import GroupCommit
 from tests.waiting import WAIT_S_MAX
@@ -293,7 +293,7 @@ def test_threads_that_share_a_writer_need_fewer_syncs_than_appends(
 
         monkeypatch.setattr(writer, "_store", slow)
         receipts = list(pool.map(lambda number: writer.append([event(f"{number}")])["0"], range(160)))
-    found = list(Journal(tmp_path).events())
+    found = list(FileLog(tmp_path).events())
     assert [found[receipt - 1].id for receipt in receipts] == [f"{number}" for number in range(160)]
     assert [each.sequence for each in found] == list(range(1, 161))
     assert len(frames) < 80

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import EventRefused
-from stateside.journal import Event, Journal, JournalWriter, index
+from stateside.journal import Event, FileLog, JournalWriter, index
 from tests.sizes import examples
 
 TIME_US = 1_700_000_000_000_000
@@ -25,7 +25,7 @@ def event(id_: str, entity: str = "emma") -> Event:
 
 
 def stored(folder: Path) -> list[str]:
-    return [each.id for each in Journal(folder).events()]
+    return [each.id for each in FileLog(folder).events()]
 
 
 def test_an_event_that_is_there_already_is_answered_with_its_first_offset(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.journal import Event
+from stateside.journal.backends.files.frames import Unusual, joined
 from stateside.journal.columns import GIVEN, SCHEMA, decode, encode
-from stateside.journal.frames import Unusual, joined
 
 texts = st.text("aé漢", min_size=1, max_size=6)
 events = st.builds(

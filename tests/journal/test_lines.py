@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.errors import EventRefused, IdConflict
-from stateside.journal import Event, Journal, JournalWriter, json_lines
+from stateside.journal import Event, FileLog, JournalWriter, json_lines
 from stateside.journal.json_lines import BadLine, Intake, fields_of, parse
 from stateside.journal.payload import DeclaredFields, ViewFields, keep_fields
 
@@ -70,7 +70,7 @@ def test_a_line_that_is_no_event_says_why(line: bytes, reason: str) -> None:
 def test_an_exported_event_is_the_same_one_when_it_is_appended(tmp_path: Path, event: Event) -> None:
     with JournalWriter(tmp_path) as writer:
         writer.append([event])
-    (stored,) = Journal(tmp_path).events()
+    (stored,) = FileLog(tmp_path).events()
     line = json.dumps(fields_of(stored)).encode()
     assert json.loads(line)["sequence"] == 1
     assert parse(1, line, 0) == event
@@ -115,7 +115,7 @@ def test_every_line_is_an_event_or_a_dead_letter_however_the_input_comes_in(
         intake = Intake(writer, folder / "letters")
         intake.take(Chunks(joined, sizes))
     numbers = {kind: [n for n, k in enumerate(kinds, 1) if k == kind] for kind in ("good", "bad", "long")}
-    assert [int(event.id) for event in Journal(folder / "journal").events()] == numbers["good"]
+    assert [int(event.id) for event in FileLog(folder / "journal").events()] == numbers["good"]
     letters = (folder / "letters").read_text().splitlines() if (folder / "letters").exists() else []
     assert [json.loads(letter)["line"] for letter in letters] == sorted(numbers["bad"] + numbers["long"])
     assert (intake.stored, intake.refused) == (len(numbers["good"]), len(letters))
@@ -128,7 +128,7 @@ def test_without_dead_letters_a_bad_line_ends_it_with_all_before_it_stored(tmp_p
             intake.take(io.BytesIO(b"nonsense\n" + GOOD))
         with pytest.raises(EventRefused, match=r"Line 3 is no event.*2 events before it are stored, receipt 0:2"):
             intake.take(io.BytesIO(GOOD + b"\n" + OTHER + b"\nnonsense\n" + GOOD))
-    assert Journal(tmp_path).end().events() == 2
+    assert FileLog(tmp_path).end().events() == 2
 
 
 def test_the_same_lines_again_are_counted_as_repeated_and_stored_once(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_same_lines_again_are_counted_as_repeated_and_stored_once(tmp_path: 
             intake.take(io.BytesIO(b"\n".join([GOOD, OTHER, GOOD])))
             assert (intake.stored, intake.repeated) == counts
         assert str(intake.receipt) == "0:2"
-    assert [event.id for event in Journal(tmp_path).events()] == ["1", "2"]
+    assert [event.id for event in FileLog(tmp_path).events()] == ["1", "2"]
 
 
 def test_a_line_with_the_id_of_another_event_is_named_and_refused(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_line_with_the_id_of_another_event_is_named_and_refused(tmp_path: Path
     letters = [json.loads(line) for line in (tmp_path / "letters").read_bytes().splitlines()]
     assert sorted(letter["line"] for letter in letters) == [1, 2]
     assert "its id '1' is that of another event" in "".join(letter["reason"] for letter in letters)
-    assert [event.id for event in Journal(tmp_path / "journal").events()] == ["1", "2", "3"]
+    assert [event.id for event in FileLog(tmp_path / "journal").events()] == ["1", "2", "3"]
 
 
 def test_a_line_that_does_not_fit_the_declared_fields_is_told_by_its_number(tmp_path: Path) -> None:

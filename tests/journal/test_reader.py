@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import JournalCorrupt, PositionInvalid
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.segment import DurableEnd, segment_offsets
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files.segment import DurableEnd, segment_offsets
 from tests.sizes import examples
 
 MakeEvents = Callable[..., list[Event]]
@@ -30,7 +30,7 @@ def test_appended_batches_read_back_the_same_from_any_start_to_any_stop(
     make_events: MakeEvents, sizes: list[int], segment_bytes_max: int, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder))
+        journal = FileLog(Path(folder))
         marks, events = [journal.durable_end()], list[Event]()
         for size in sizes:
             with JournalWriter(Path(folder), segment_bytes_max=segment_bytes_max) as writer:
@@ -49,12 +49,12 @@ def test_appended_batches_read_back_the_same_from_any_start_to_any_stop(
 
 def test_the_end_is_the_default_stop(tmp_path: Path, make_events: MakeEvents) -> None:
     _append(tmp_path, make_events(3))
-    assert list(Journal(tmp_path).events(_at(1))) == make_events(2, first=1)
-    assert list(Journal(tmp_path).events(_at(3))) == []
+    assert list(FileLog(tmp_path).events(_at(1))) == make_events(2, first=1)
+    assert list(FileLog(tmp_path).events(_at(3))) == []
 
 
 def test_a_folder_that_nobody_has_written_to_is_an_empty_journal(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "nowhere")
+    journal = FileLog(tmp_path / "nowhere")
     assert journal.end() == Position.start()
     assert list(journal.events()) == []
 
@@ -65,7 +65,7 @@ def test_offsets_that_do_not_lie_in_the_journal_are_refused(
 ) -> None:
     _append(tmp_path, make_events(3))
     with pytest.raises(PositionInvalid, match="which ends at 3"):
-        list(Journal(tmp_path).batches(start, stop))
+        list(FileLog(tmp_path).batches(start, stop))
 
 
 def test_a_frame_that_is_written_but_not_marked_durable_is_not_seen(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -73,21 +73,21 @@ def test_a_frame_that_is_written_but_not_marked_durable_is_not_seen(tmp_path: Pa
     mark = (tmp_path / "end").read_bytes()
     _append(tmp_path, make_events(2, first=3))
     (tmp_path / "end").write_bytes(mark)
-    assert Journal(tmp_path).end() == _at(3)
-    assert list(Journal(tmp_path).events()) == make_events(3)
+    assert FileLog(tmp_path).end() == _at(3)
+    assert list(FileLog(tmp_path).events()) == make_events(3)
     with pytest.raises(PositionInvalid):
-        list(Journal(tmp_path).events(_at(0), _at(5)))
+        list(FileLog(tmp_path).events(_at(0), _at(5)))
 
 
 def test_garbage_behind_the_end_mark_is_not_looked_at(tmp_path: Path, make_events: MakeEvents) -> None:
     _append(tmp_path, make_events(3))
     with next(tmp_path.glob("*.segment")).open("ab") as file:
         file.write(b"\x00garbage" * 20)
-    assert list(Journal(tmp_path).events()) == make_events(3)
+    assert list(FileLog(tmp_path).events()) == make_events(3)
 
 
 def test_a_journal_keeps_its_id_and_shares_it_with_no_other(tmp_path: Path, make_events: MakeEvents) -> None:
-    first, other = Journal(tmp_path / "first"), Journal(tmp_path / "other")
+    first, other = FileLog(tmp_path / "first"), FileLog(tmp_path / "other")
     assert first.id() is other.id() is None
     for count in (1, 2):
         _append(first.directory, make_events(count))
@@ -101,15 +101,15 @@ def test_a_journal_keeps_its_id_and_shares_it_with_no_other(tmp_path: Path, make
 
 def test_a_journal_has_its_id_from_its_first_opening_on(tmp_path: Path) -> None:
     tmp_path.joinpath("lock").touch()
-    assert Journal(tmp_path).id() is None
+    assert FileLog(tmp_path).id() is None
     with JournalWriter(tmp_path):
-        assert Journal(tmp_path).id() is not None
+        assert FileLog(tmp_path).id() is not None
 
 
 def test_the_same_journal_elsewhere_is_the_same_journal(tmp_path: Path, make_events: MakeEvents) -> None:
     _append(tmp_path / "here", make_events(1))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
-    assert Journal(tmp_path / "here").id() == Journal(tmp_path / "there").id()
+    assert FileLog(tmp_path / "here").id() == FileLog(tmp_path / "there").id()
 
 
 @pytest.mark.parametrize("foreign", [0, 2, 4])
@@ -137,7 +137,7 @@ def test_a_writer_does_not_go_on_behind_a_segment_of_another_journal(tmp_path: P
 
 def test_events_are_found_by_their_ids_from_a_position_on(tmp_path: Path, make_events: MakeEvents) -> None:
     _append(tmp_path, make_events(4))
-    journal = Journal(tmp_path)
+    journal = FileLog(tmp_path)
     asked = make_events(3, first=3)
     assert journal.unstored(asked, since=_at(0)) == journal.unstored(asked, since=_at(3)) == asked[1:]
     assert journal.unstored(asked, since=_at(4)) == asked
@@ -156,7 +156,7 @@ def test_a_reader_beside_a_writer_sees_whole_appends_in_order(tmp_path: Path, ma
 
     thread = threading.Thread(target=write)
     thread.start()
-    journal, ids, ends = Journal(tmp_path), list[str](), list[int]()
+    journal, ids, ends = FileLog(tmp_path), list[str](), list[int]()
     while len(ids) < appends * size:
         end, mark = journal.end(), journal.durable_end()
         ids += [event.id for event in journal.events(_at(len(ids)), end)]
@@ -174,7 +174,7 @@ def test_batches_stay_valid_after_the_reader_has_moved_on(tmp_path: Path, make_e
     with JournalWriter(tmp_path, segment_bytes_max=1) as writer:
         for number in range(3):
             writer.append(make_events(1, number))
-    batches = [batch for _, batch in Journal(tmp_path).batches(0, 3)]
+    batches = [batch for _, batch in FileLog(tmp_path).batches(0, 3)]
     shutil.rmtree(tmp_path)
     assert [batch.column("id").to_pylist() for batch in batches] == [["e0"], ["e1"], ["e2"]]
 
@@ -210,15 +210,15 @@ def test_an_earlier_segment_that_lost_its_last_frame_is_an_error(tmp_path: Path,
     first = tmp_path / f"{0:020d}.segment"
     first.write_bytes(first.read_bytes()[: before_last.segment_bytes])
     with pytest.raises(JournalCorrupt, match=f"no event at offset {before_last.offset}"):
-        list(Journal(tmp_path).events())
+        list(FileLog(tmp_path).events())
 
 
-def _three_segments(folder: Path, make_events: MakeEvents) -> Journal:
+def _three_segments(folder: Path, make_events: MakeEvents) -> FileLog:
     with JournalWriter(folder, segment_bytes_max=1) as writer:
         for _ in range(3):
             writer.append(make_events(2, writer.end["0"]))
     assert segment_offsets(folder) == [0, 2, 4]
-    return Journal(folder)
+    return FileLog(folder)
 
 
 def _append(folder: Path, events: list[Event]) -> None:
@@ -230,7 +230,7 @@ def _at(offset: int) -> Position:
     return Position.of({"0": offset})
 
 
-def _offsets_and_ids(journal: Journal, start: int, stop: int, mark: DurableEnd | None) -> list[tuple[int, str]]:
+def _offsets_and_ids(journal: FileLog, start: int, stop: int, mark: DurableEnd | None) -> list[tuple[int, str]]:
     return [
         (first + index, id_)
         for first, batch in journal.batches(start, stop, mark)

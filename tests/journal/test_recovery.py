@@ -16,10 +16,10 @@ import pytest
 from stateside.core.errors import JournalCorrupt, OperatingError
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, Journal, JournalWriter, segment
-from stateside.journal import writer as writer_module
-from stateside.journal.partitions import StoredStream
-from stateside.journal.segment import DurableEnd, segment_path
+from stateside.journal import Event, FileLog, JournalWriter, segment
+from stateside.journal.backends.files import file_writer as writer_module
+from stateside.journal.backends.files.segment import DurableEnd, segment_path
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from tests.sizes import thinned
 
 MakeEvents = Callable[..., list[Event]]
@@ -39,7 +39,7 @@ def test_a_last_frame_cut_at_any_byte_is_set_aside_and_appends_go_on(
         with JournalWriter(damageable.folder) as writer:
             assert writer.end["0"] == torn.first_offset
             assert writer.append([NEXT])["0"] == torn.first_offset + 1
-        assert list(Journal(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
+        assert list(FileLog(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
         line, *others = caplog.messages
         assert ["its end mark was missing" in other for other in others] == ([] if marked else [True])
         told, aside = line.split("; they are kept in ")
@@ -59,10 +59,10 @@ def test_a_proper_end_is_opened_without_a_word(damageable: Any, caplog: pytest.L
 
 def test_a_whole_frame_that_was_not_acknowledged_yet_is_kept(damageable: Any, caplog: pytest.LogCaptureFixture) -> None:
     damageable.put(damageable.content, damageable.mark_after(damageable.frames[1]))
-    assert list(Journal(damageable.folder).events()) == damageable.events[:3]
+    assert list(FileLog(damageable.folder).events()) == damageable.events[:3]
     with JournalWriter(damageable.folder) as writer:
         assert writer.end["0"] == len(damageable.events)
-    assert list(Journal(damageable.folder).events()) == damageable.events
+    assert list(FileLog(damageable.folder).events()) == damageable.events
     assert caplog.messages == []
 
 
@@ -77,7 +77,7 @@ def test_garbage_behind_the_end_mark_is_set_aside(
     damageable.put(damageable.content + garbage, damageable.end)
     with JournalWriter(damageable.folder) as writer:
         writer.append([NEXT])
-    assert list(Journal(damageable.folder).events()) == [*damageable.events, NEXT]
+    assert list(FileLog(damageable.folder).events()) == [*damageable.events, NEXT]
     assert caplog.messages[0].startswith(f"cut off {len(garbage)} bytes")
     assert _aside(damageable) == {f"torn-{len(damageable.content)}": garbage}
 
@@ -188,7 +188,7 @@ def test_any_byte_flipped_in_an_acknowledged_frame_is_found_and_named(damageable
         damaged = _flipped(damageable.content, at_byte, bits)
         damageable.put(damaged, damageable.end)
         with pytest.raises(JournalCorrupt) as read:
-            list(Journal(damageable.folder).events())
+            list(FileLog(damageable.folder).events())
         assert read.value.where == where
         with pytest.raises(JournalCorrupt) as opened:
             JournalWriter(damageable.folder)
@@ -202,7 +202,7 @@ def test_events_behind_a_damaged_frame_are_read_as_they_were_or_not_at_all(damag
     for at_byte in places:
         damageable.put(_flipped(damageable.content, at_byte), damageable.end)
         try:
-            events = list(Journal(damageable.folder).events(Position.of({"0": last.first_offset})))
+            events = list(FileLog(damageable.folder).events(Position.of({"0": last.first_offset})))
         except JournalCorrupt as error:
             assert str(damageable.segment) in str(error)
             refused += 1
@@ -215,7 +215,7 @@ def test_events_behind_a_damaged_frame_are_read_as_they_were_or_not_at_all(damag
 def test_any_byte_flipped_in_a_segments_header_is_found_and_named(damageable: Any, bits: int) -> None:
     for at_byte in thinned(range(damageable.frames[0].begin_byte), 3):
         damageable.put(_flipped(damageable.content, at_byte, bits), damageable.end)
-        for use in (lambda: list(Journal(damageable.folder).events()), lambda: JournalWriter(damageable.folder)):
+        for use in (lambda: list(FileLog(damageable.folder).events()), lambda: JournalWriter(damageable.folder)):
             with pytest.raises(JournalCorrupt) as corrupt:
                 use()
             assert corrupt.value.where == f"{damageable.segment}, byte 0"
@@ -231,7 +231,7 @@ def test_acknowledged_events_that_are_cut_off_at_any_byte_are_missed_and_counted
         assert f"{missing} acknowledged events are missing" in str(opened.value)
         assert opened.value.where == f"{damageable.segment}, byte {whole.end_byte}"
         with pytest.raises(JournalCorrupt) as read:
-            list(Journal(damageable.folder).events())
+            list(FileLog(damageable.folder).events())
         assert read.value.where == f"{damageable.segment}, byte {whole.end_byte}"
         assert damageable.segment.stat().st_size == cut
 
@@ -239,13 +239,13 @@ def test_acknowledged_events_that_are_cut_off_at_any_byte_are_missed_and_counted
 def test_events_before_a_cut_can_still_be_read(damageable: Any) -> None:
     damageable.put(damageable.content[:-1], damageable.end)
     stop = Position.of({"0": damageable.frames[-1].first_offset})
-    assert list(Journal(damageable.folder).events(stop=stop)) == damageable.events[:-1]
+    assert list(FileLog(damageable.folder).events(stop=stop)) == damageable.events[:-1]
 
 
 @pytest.mark.parametrize("size", [0, 7, 19, 100])
 def test_a_segment_cut_inside_its_header_is_damaged(damageable: Any, size: int) -> None:
     damageable.put(damageable.content[:size], damageable.end)
-    for use in (lambda: list(Journal(damageable.folder).events()), lambda: JournalWriter(damageable.folder)):
+    for use in (lambda: list(FileLog(damageable.folder).events()), lambda: JournalWriter(damageable.folder)):
         with pytest.raises(JournalCorrupt, match="header"):
             use()
 
@@ -259,7 +259,7 @@ def test_a_loss_at_the_end_can_be_accepted_by_deleting_the_end_mark(damageable: 
     (damageable.folder / "end").unlink()
     with JournalWriter(damageable.folder) as writer:
         writer.append([NEXT])
-    assert list(Journal(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
+    assert list(FileLog(damageable.folder).events()) == [*damageable.events[:-1], NEXT]
     assert len(_aside(damageable)) == 1
 
 
@@ -267,7 +267,7 @@ def test_an_end_mark_with_any_byte_flipped_or_missing_is_damaged(damageable: Any
     damaged = [_flipped(damageable.end, at_byte) for at_byte in range(len(damageable.end))]
     for mark in [*damaged, b"", damageable.end[:-1], damageable.end + b"\x00"]:
         damageable.put(damageable.content, mark)
-        for use in (Journal(damageable.folder).end, lambda: JournalWriter(damageable.folder)):
+        for use in (FileLog(damageable.folder).end, lambda: JournalWriter(damageable.folder)):
             with pytest.raises(JournalCorrupt, match="end mark is damaged") as corrupt:
                 use()
             assert corrupt.value.where == str(damageable.folder / "end")
@@ -276,7 +276,7 @@ def test_an_end_mark_with_any_byte_flipped_or_missing_is_damaged(damageable: Any
 def test_a_damaged_end_mark_can_be_deleted_and_nothing_is_lost(damageable: Any) -> None:
     damageable.put(damageable.content, None)
     assert JournalWriter(damageable.folder).end["0"] == len(damageable.events)
-    assert list(Journal(damageable.folder).events()) == damageable.events
+    assert list(FileLog(damageable.folder).events()) == damageable.events
 
 
 def test_a_journal_whose_segments_are_all_gone_is_not_begun_anew(damageable: Any) -> None:
@@ -317,7 +317,7 @@ def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_fou
     damageable: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     damageable.put(damageable.content, None)
-    journal = Journal(damageable.folder)
+    journal = FileLog(damageable.folder)
     for read in (journal.end, lambda: list(journal.events()), StoredStream.at(damageable.folder).end):
         with pytest.raises(JournalCorrupt, match=r"end mark is missing.*let a writer open") as corrupt:
             read()
@@ -336,7 +336,7 @@ def test_later_segments_without_an_end_mark_are_damage_although_the_last_one_is_
     for path in sorted(tmp_path.glob("*.segment"))[:-1]:
         path.unlink()
     with pytest.raises(JournalCorrupt, match="end mark is missing"):
-        Journal(tmp_path).end()
+        FileLog(tmp_path).end()
 
 
 class Killed(BaseException):
@@ -363,12 +363,12 @@ def test_a_writer_killed_at_any_step_of_making_a_journal_leaves_an_empty_one(
         with suppress(Killed):
             JournalWriter(folder).close()
         assert made == [segment_path(folder, 0).name, "end"][:steps]
-        assert (Journal(folder).end().one(), list(Journal(folder).events())) == (0, [])
+        assert (FileLog(folder).end().one(), list(FileLog(folder).events())) == (0, [])
     monkeypatch.undo()
     for steps in range(3):
         with JournalWriter(tmp_path / str(steps)) as writer:
             writer.append([NEXT])
-        assert list(Journal(tmp_path / str(steps)).events()) == [NEXT]
+        assert list(FileLog(tmp_path / str(steps)).events()) == [NEXT]
 
 
 def test_a_reader_that_looks_while_a_journal_is_made_takes_it_for_no_damage(
@@ -377,4 +377,4 @@ def test_a_reader_that_looks_while_a_journal_is_made_takes_it_for_no_damage(
     """The mark was not there yet when it was looked for, and then everything was."""
     reads = iter([None, DurableEnd.read(damageable.folder)])
     monkeypatch.setattr(segment.DurableEnd, "read", lambda directory: next(reads))
-    assert Journal(damageable.folder).end().one() == len(damageable.events)
+    assert FileLog(damageable.folder).end().one() == len(damageable.events)

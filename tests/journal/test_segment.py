@@ -9,9 +9,9 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files.segment import DurableEnd, segment_offsets
 from stateside.journal.columns import SCHEMA
-from stateside.journal.segment import DurableEnd, segment_offsets
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -62,7 +62,7 @@ def test_every_segment_of_a_journal_carries_the_same_id(tmp_path: Path, make_eve
         with JournalWriter(tmp_path, segment_bytes_max=1) as writer:
             writer.append(make_events(count, writer.end["0"]))
     ids = [str(parse(path.read_bytes())[0]) for path in tmp_path.glob("*.segment")]
-    assert ids == [Journal(tmp_path).id()] * 3
+    assert ids == [FileLog(tmp_path).id()] * 3
 
 
 def test_the_end_mark_looks_as_it_is_told(tmp_path: Path, make_events: MakeEvents) -> None:

@@ -10,27 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import EventsGone, JournalCorrupt, PositionInvalid
-from stateside.journal import Event, Journal, JournalWriter, zone_maps
+from stateside.journal import Event, FileLog, JournalWriter, zone_maps
 from stateside.journal.admin import JournalFiles, drop, verify
+from stateside.journal.backends.files.segment import journal_id, segment_path
 from stateside.journal.columns import decode
 from stateside.journal.predicates import ANY, Conditions, NumberRange, Stretch, selected, shares, split, stretches
-from stateside.journal.segment import journal_id, segment_path
 from tests.sizes import not_in_fast, sized
 
 
-def fill(folder: Path, appends: list[list[Event]], segment_bytes_max: int = 1) -> Journal:
+def fill(folder: Path, appends: list[list[Event]], segment_bytes_max: int = 1) -> FileLog:
     """A segment for each append, unless more is allowed."""
     with JournalWriter(folder, segment_bytes_max=segment_bytes_max) as writer:
         for events in appends:
             writer.append(events)
-    return Journal(folder)
+    return FileLog(folder)
 
 
 def event(number: int, type_: str = "call", time_us: int = 0, tags: tuple[str, ...] = ()) -> Event:
     return Event(f"e{number}", f"c{number % 3}", type_, time_us, {"number": number}, tags)
 
 
-def ids(journal: Journal, conditions: Conditions, start: int = 0, stop: int | None = None) -> list[str]:
+def ids(journal: FileLog, conditions: Conditions, start: int = 0, stop: int | None = None) -> list[str]:
     """What is read, after the filter that every reader lays over it."""
     found: list[str] = []
     for _, batch in selected(journal, start, journal.end()["0"] if stop is None else stop, conditions):
@@ -40,7 +40,7 @@ def ids(journal: Journal, conditions: Conditions, start: int = 0, stop: int | No
 
 
 @pytest.fixture
-def months(tmp_path: Path) -> Journal:
+def months(tmp_path: Path) -> FileLog:
     """Four finished segments and a newest one, 100 events each: another type, tag and time in each."""
     parts = [[event(100 * n + i, f"type-{n}", 1_000 * n + i, (f"tag-{n}",)) for i in range(100)] for n in range(5)]
     return fill(tmp_path / "journal", parts)
@@ -54,7 +54,7 @@ BY = {
 
 
 @pytest.mark.parametrize("conditions", BY.values(), ids=BY)
-def test_segments_that_the_summaries_rule_out_are_not_opened(months: Journal, conditions: Conditions) -> None:
+def test_segments_that_the_summaries_rule_out_are_not_opened(months: FileLog, conditions: Conditions) -> None:
     """Shown by making them unreadable: a byte of each is changed, which whoever reads it is told of."""
     expected = ids(months, conditions)  # the first read makes the summaries
     assert expected == [f"e{number}" for number in range(200, 300)]
@@ -69,7 +69,7 @@ def test_segments_that_the_summaries_rule_out_are_not_opened(months: Journal, co
         ids(months, ANY)
 
 
-def test_the_summaries_are_made_by_who_reads_a_whole_segment_and_only_of_finished_ones(months: Journal) -> None:
+def test_the_summaries_are_made_by_who_reads_a_whole_segment_and_only_of_finished_ones(months: FileLog) -> None:
     assert ids(months, BY["types"], 50, 250) == [f"e{number}" for number in range(200, 250)]
     kept = months.directory / zone_maps.FOLDER
     assert [path.stem for path in kept.iterdir()] == [segment_path(months.directory, 100).stem]
@@ -82,7 +82,7 @@ def test_the_summaries_are_made_by_who_reads_a_whole_segment_and_only_of_finishe
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "emptied", "of another segment", "of another journal"])
-def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp_path: Path, damage: str) -> None:
+def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: FileLog, tmp_path: Path, damage: str) -> None:
     expected = ids(months, BY["types"])
     path = zone_maps.path_of(segment_path(months.directory, 200))
     content = path.read_bytes()
@@ -100,7 +100,7 @@ def test_a_summary_that_is_damaged_or_another_s_is_not_used(months: Journal, tmp
     assert path.read_bytes() == content, "it was made again"
 
 
-def test_a_segment_that_is_cut_or_gone_is_told_of_though_its_summary_would_rule_it_out(months: Journal) -> None:
+def test_a_segment_that_is_cut_or_gone_is_told_of_though_its_summary_would_rule_it_out(months: FileLog) -> None:
     ids(months, BY["types"])
     path = segment_path(months.directory, 0)
     whole = path.read_bytes()
@@ -113,7 +113,7 @@ def test_a_segment_that_is_cut_or_gone_is_told_of_though_its_summary_would_rule_
         ids(months, BY["types"])
 
 
-def test_verify_finds_a_summary_that_is_wrong_and_one_that_is_damaged(months: Journal) -> None:
+def test_verify_finds_a_summary_that_is_wrong_and_one_that_is_damaged(months: FileLog) -> None:
     ids(months, BY["types"])
     assert verify(JournalFiles(months.directory)).ok
     path = segment_path(months.directory, 100)
@@ -126,7 +126,7 @@ def test_verify_finds_a_summary_that_is_wrong_and_one_that_is_damaged(months: Jo
     assert "Delete" in verdict.findings.shown[0].next_step
 
 
-def test_a_dropped_segment_takes_its_summary_with_it(months: Journal) -> None:
+def test_a_dropped_segment_takes_its_summary_with_it(months: FileLog) -> None:
     ids(months, BY["types"])
     drop(JournalFiles(months.directory), 200, [])
     assert len(list((months.directory / zone_maps.FOLDER).iterdir())) == 2
@@ -135,12 +135,12 @@ def test_a_dropped_segment_takes_its_summary_with_it(months: Journal) -> None:
         ids(months, BY["types"])
 
 
-def test_a_reader_that_may_not_write_beside_the_journal_reads_all_the_same(months: Journal) -> None:
+def test_a_reader_that_may_not_write_beside_the_journal_reads_all_the_same(months: FileLog) -> None:
     (months.directory / zone_maps.FOLDER).write_text("a file where the folder would be")
     assert len(ids(months, BY["types"])) == 100
 
 
-def test_a_range_beyond_the_end_is_refused_with_conditions_too(months: Journal) -> None:
+def test_a_range_beyond_the_end_is_refused_with_conditions_too(months: FileLog) -> None:
     with pytest.raises(PositionInvalid, match="ends at 500"):
         ids(months, BY["types"], 0, 501)
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import JournalAway
-from stateside.journal import Event, Journal, JournalWriter, index
+from stateside.journal import Event, FileLog, JournalWriter, index
+from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.columns import encode
 from stateside.journal.index import Sequences, numbered
-from stateside.journal.segment import DurableEnd
 from tests.sizes import examples
 
 from .old_format import write_old
@@ -33,7 +33,7 @@ def event(entity: str) -> Event:
 def found(folder: Path, old: int = 0) -> dict[str, list[int | None]]:
     """Each entity's sequences, in the journal's order, but for those of the first events."""
     sequences: defaultdict[str, list[int | None]] = defaultdict(list)
-    for number, each in enumerate(Journal(folder).events()):
+    for number, each in enumerate(FileLog(folder).events()):
         if number >= old:
             sequences[each.entity].append(each.sequence)
     return dict(sequences)
@@ -115,14 +115,14 @@ def test_an_index_spares_who_opens_the_journal_the_reading(tmp_path: Path, monke
     with JournalWriter(tmp_path) as writer:
         writer.append([event("0")])
     read: list[tuple[int, int]] = []
-    batches = Journal.batches
+    batches = FileLog.batches
 
-    def noted(journal: Journal, start: int, stop: int, mark: DurableEnd | None = None) -> object:
+    def noted(journal: FileLog, start: int, stop: int, mark: DurableEnd | None = None) -> object:
         read.append((start, stop))
         return batches(journal, start, stop, mark)
 
     with monkeypatch.context() as watched, JournalWriter(tmp_path) as writer:
-        watched.setattr(Journal, "batches", noted)
+        watched.setattr(FileLog, "batches", noted)
         writer.append([event("0"), event("9"), event("new")], compare_ids=False)
     assert read == [(20, 21)]
     assert found(tmp_path)["0"] == [1, 2, 3, 4]
@@ -159,7 +159,7 @@ def test_an_append_that_failed_is_not_counted(tmp_path: Path, monkeypatch: pytes
     with JournalWriter(tmp_path) as writer:
         writer.append([event("emma")])
         with monkeypatch.context() as full:
-            full.setattr("stateside.journal.segment.FRAME_BYTES_MAX", 10)
+            full.setattr("stateside.journal.backends.files.segment.FRAME_BYTES_MAX", 10)
             with pytest.raises(Exception, match="smaller batches"):
                 writer.append([event("emma") for _ in range(5)])
         writer.append([event("emma")])
@@ -174,7 +174,7 @@ def test_sequences_that_are_given_are_kept_and_gone_on_from(tmp_path: Path) -> N
     with JournalWriter(tmp_path) as writer:
         writer.append([event("emma")])
     assert found(tmp_path) == {"emma": [41, 42, 43, 44]}
-    assert Sequences(Journal(tmp_path)).lasts(["emma", "ben"], Journal(tmp_path).durable_end()) == [44, 0]
+    assert Sequences(FileLog(tmp_path)).lasts(["emma", "ben"], FileLog(tmp_path).durable_end()) == [44, 0]
 
 
 @pytest.mark.parametrize("at_once", [1, 1_000_000])

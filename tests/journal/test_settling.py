@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import EventRefused, JournalAway, JournalCorrupt, SequenceConflict
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter, MemoryJournal
+from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal
 from stateside.journal.admin import JournalFiles, drop
 from stateside.journal.append_batch import Answer, Appended, AppendRequest
-from stateside.journal.memory import MemoryWriter
+from stateside.journal.backends.files.segment import segment_path
+from stateside.journal.backends.memory import MemoryWriter
 from stateside.journal.receipt import Receipt
-from stateside.journal.segment import segment_path
 from tests.sizes import examples
 
 NAMES = ["emma", "ben"]
@@ -140,7 +140,7 @@ def test_who_repeats_an_event_that_was_dropped_is_refused_and_nobody_else(tmp_pa
     assert isinstance(first, Appended)
     assert first.position == Position.of({"0": 5})
     assert isinstance(last, Receipt)
-    assert [found.id for found in Journal(tmp_path).events(Position.of({"0": 4}))] == ["new", "next"]
+    assert [found.id for found in FileLog(tmp_path).events(Position.of({"0": 4}))] == ["new", "next"]
 
 
 def test_who_repeats_an_event_that_is_damaged_is_told_and_nobody_else(tmp_path: Path) -> None:
@@ -167,5 +167,5 @@ def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(writer, "_store", counted)
         list(pool.map(append, range(16)))
-    assert len(list(Journal(tmp_path).events())) == 320
+    assert len(list(FileLog(tmp_path).events())) == 320
     assert len(frames) < 240

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import JournalCorrupt, PositionInvalid
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter, frame_index
-from stateside.journal import frames as frames_module
+from stateside.journal import Event, FileLog, JournalWriter, frame_index
+from stateside.journal.backends.files import frames as frames_module
+from stateside.journal.backends.files.file_journal import FileJournal, gather
 from stateside.journal.columns import decode
-from stateside.journal.stream import FileStream, gather
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream
 from tests.sizes import examples, not_in_fast
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def read(stream: FileStream, start: int, stop: int) -> list[Event]:
+def read(stream: FileJournal, start: int, stop: int) -> list[Event]:
     events, at = [], start
     for first, batch in stream.batches("0", start, stop):
         assert first == at
@@ -52,7 +52,7 @@ def read(stream: FileStream, start: int, stop: int) -> list[Event]:
 def test_any_range_is_what_the_journal_has(folder: Path, bounds: tuple[int, int], group_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames_module, "GROUP_BYTES", group_bytes)
-        assert read(FileStream(folder), *sorted(bounds)) == [event(number) for number in range(*sorted(bounds))]
+        assert read(FileJournal(folder), *sorted(bounds)) == [event(number) for number in range(*sorted(bounds))]
 
 
 @settings(max_examples=examples(60, 300), deadline=None)
@@ -61,7 +61,7 @@ def test_any_offsets_are_gathered_in_order(folder: Path, wanted: set[int], group
     offsets = np.array(sorted(wanted), np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames_module, "GROUP_BYTES", group_bytes)
-        parts = list(gather(FileStream(folder), "0", offsets))
+        parts = list(gather(FileJournal(folder), "0", offsets))
     assert [int(offset) for found, _ in parts for offset in found] == sorted(wanted)
     assert [each for _, batch in parts for each in decode(batch)] == [event(number) for number in sorted(wanted)]
 
@@ -75,29 +75,29 @@ def test_offsets_are_gathered_from_a_stream_that_has_ranges_only(wanted: set[int
 
 
 def test_many_small_appends_come_as_one_batch(folder: Path) -> None:
-    assert len(list(FileStream(folder).batches("0", 0, 120))) == len(list(folder.glob("*.segment")))
+    assert len(list(FileJournal(folder).batches("0", 0, 120))) == len(list(folder.glob("*.segment")))
 
 
 def test_a_stream_sees_what_is_appended_after_it_was_opened(tmp_path: Path) -> None:
-    stream = FileStream(tmp_path)
+    stream = FileJournal(tmp_path)
     assert (stream.id(), stream.end(), read(stream, 0, 0)) == (None, Position.start(), [])
     with JournalWriter(tmp_path, segment_bytes_max=3_000) as writer:
         for number in range(20):
             writer.append([event(number)])
             assert read(stream, 0, number + 1) == [event(each) for each in range(number + 1)]
-    assert stream.id() == Journal(tmp_path).id()
+    assert stream.id() == FileLog(tmp_path).id()
 
 
 def test_a_range_beyond_the_end_is_refused(folder: Path) -> None:
     with pytest.raises(PositionInvalid, match="ends at 120"):
-        read(FileStream(folder), 0, 121)
+        read(FileJournal(folder), 0, 121)
 
 
 @pytest.mark.parametrize("opened_before", [True, False])
 def test_damage_is_told_with_its_place(folder: Path, tmp_path: Path, opened_before: bool) -> None:
     copy = tmp_path / "journal"
     shutil.copytree(folder, copy)
-    stream = FileStream(copy)
+    stream = FileJournal(copy)
     if opened_before:
         read(stream, 0, 120)
     path = sorted(copy.glob("*.segment"))[2]
@@ -123,36 +123,36 @@ def test_where_frames_begin_is_kept_of_finished_segments_and_not_believed_if_it_
     copy = tmp_path / "journal"
     shutil.copytree(folder, copy)
     expected = [event(number) for number in range(120)]
-    assert read(FileStream(copy), 0, 120) == expected
+    assert read(FileJournal(copy), 0, 120) == expected
     segments = sorted(path.stem for path in copy.glob("*.segment"))
     kept = sorted((copy / "frames").iterdir())
     assert [path.stem for path in kept] == segments[:-1]
     before = [path.stat().st_mtime_ns for path in kept]
-    assert read(FileStream(copy), 0, 120) == expected
+    assert read(FileJournal(copy), 0, 120) == expected
     assert [path.stat().st_mtime_ns for path in kept] == before
     content = kept[1].read_bytes()
     places = [*range(0, len(content), 7), len(content) - 1]
     for damaged in [b"", kept[0].read_bytes(), *(content[:at] + b"\xff" + content[at + 1 :] for at in places)]:
         kept[1].write_bytes(damaged)
-        assert read(FileStream(copy), 0, 120) == expected
+        assert read(FileJournal(copy), 0, 120) == expected
     assert kept[1].read_bytes() == content
     shutil.rmtree(copy / "frames")
     (copy / "frames").write_text("a file where the folder would be")
-    assert read(FileStream(copy), 0, 120) == expected
+    assert read(FileJournal(copy), 0, 120) == expected
 
 
 def test_another_journal_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
-    folder, stream = tmp_path / "journal", FileStream(tmp_path / "journal")
+    folder, stream = tmp_path / "journal", FileJournal(tmp_path / "journal")
     for number in (1, 2):
         with JournalWriter(folder) as writer:
             writer.append([event(number)])
         assert read(stream, 0, 1) == [event(number)]
-        assert stream.id() == Journal(folder).id()
+        assert stream.id() == FileLog(folder).id()
         shutil.rmtree(folder)
 
 
 def test_waiting_ends_when_something_was_appended_or_the_time_is_over(tmp_path: Path) -> None:
-    stream = FileStream(tmp_path)
+    stream = FileJournal(tmp_path)
     with JournalWriter(tmp_path) as writer:
         assert not stream.wait(stream.end(), 0)
         assert not stream.wait(stream.end(), 0.02)

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stateside.core.errors import JournalLocked, OperatingError
-from stateside.journal import Event, Journal, JournalWriter, index
-from stateside.journal.segment import DurableEnd, segment_offsets
+from stateside.journal import Event, FileLog, JournalWriter, index
+from stateside.journal.backends.files.segment import DurableEnd, segment_offsets
 from tests.sizes import examples, sized
 
 MakeEvents = Callable[..., list[Event]]
@@ -46,11 +46,11 @@ def process(script: str, *arguments: object) -> Iterator[Any]:
 
 
 def ids(folder: Path) -> list[str]:
-    return [event.id for event in Journal(folder).events()]
+    return [event.id for event in FileLog(folder).events()]
 
 
 def sequences_of(folder: Path, entity: str) -> list[int | None]:
-    return [event.sequence for event in Journal(folder).events() if event.entity == entity]
+    return [event.sequence for event in FileLog(folder).events() if event.entity == entity]
 
 
 def test_two_writers_append_in_turns_and_each_goes_on_behind_the_other(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -58,7 +58,7 @@ def test_two_writers_append_in_turns_and_each_goes_on_behind_the_other(tmp_path:
         for number in range(0, 12, 3):
             assert one.append(make_events(2, number))["0"] == number + 2
             assert other.append(make_events(1, number + 2))["0"] == number + 3
-    assert list(Journal(tmp_path).events()) == make_events(12)
+    assert list(FileLog(tmp_path).events()) == make_events(12)
 
 
 def test_a_writer_finds_the_segments_that_another_one_began(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -66,7 +66,7 @@ def test_a_writer_finds_the_segments_that_another_one_began(tmp_path: Path, make
         for number in range(0, 40, 2):
             one.append(make_events(1, number))
             other.append(make_events(1, number + 1))
-    assert list(Journal(tmp_path).events()) == make_events(40)
+    assert list(FileLog(tmp_path).events()) == make_events(40)
     assert len(segment_offsets(tmp_path)) > 10
 
 
@@ -74,7 +74,7 @@ def test_the_end_that_a_writer_tells_is_that_of_its_last_turn(tmp_path: Path, ma
     with JournalWriter(tmp_path) as one, JournalWriter(tmp_path) as other:
         other.append(make_events(3))
         assert one.end["0"] == 0
-        assert one.append(make_events(1, first=3)) == one.end == Journal(tmp_path).end()
+        assert one.append(make_events(1, first=3)) == one.end == FileLog(tmp_path).end()
 
 
 def test_repeats_of_the_same_events_by_two_writers_are_stored_once(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -83,7 +83,7 @@ def test_repeats_of_the_same_events_by_two_writers_are_stored_once(tmp_path: Pat
         one.append(make_events(1, first=2))
         for writer in (other, one):
             assert writer.append_unstored(make_events(3, first=2), since=receipt)["0"] == 5
-    assert list(Journal(tmp_path).events()) == make_events(5)
+    assert list(FileLog(tmp_path).events()) == make_events(5)
 
 
 # What one leaves behind
@@ -122,7 +122,7 @@ def test_a_writer_that_dies_in_its_turn_leaves_its_frame_to_the_one_that_waits(
         waiting.append(make_events(2))
         with killed_at(function, call), pytest.raises(Killed):
             dying.append(make_events(2, first=2))
-        assert list(Journal(tmp_path).events()) == make_events(2)
+        assert list(FileLog(tmp_path).events()) == make_events(2)
         waiting.append(make_events(1, first=4))
         assert ids(tmp_path) == ["e0", "e1", *(["e2", "e3"] if kept else []), "e4"]
         torn = [path.name for path in tmp_path.glob("*.torn-*")]
@@ -140,7 +140,7 @@ def test_a_segment_that_a_dying_writer_began_is_gone_on_with_whatever_one_s_own_
         assert segment_offsets(tmp_path) == [0, 2]
         assert DurableEnd.read(tmp_path) == waiting._end
         waiting.append(make_events(1, first=2))
-        assert list(Journal(tmp_path).events()) == make_events(3)
+        assert list(FileLog(tmp_path).events()) == make_events(3)
 
 
 def test_a_writer_s_own_accident_is_settled_at_its_next_turn(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -149,7 +149,7 @@ def test_a_writer_s_own_accident_is_settled_at_its_next_turn(tmp_path: Path, mak
         with killed_at("fdatasync"), pytest.raises(Killed):
             writer.append(make_events(2, first=2))
         writer.append_unstored(make_events(3, first=2), since=receipt)
-    assert list(Journal(tmp_path).events()) == make_events(5)
+    assert list(FileLog(tmp_path).events()) == make_events(5)
 
 
 def test_what_a_failed_sync_left_is_written_again_by_the_next_one_and_the_failed_writer_takes_nothing_more(
@@ -169,7 +169,7 @@ def test_what_a_failed_sync_left_is_written_again_by_the_next_one_and_the_failed
         ]
         with pytest.raises(OperatingError, match="Open the journal again"):
             broken.append(make_events(1, first=3))
-    assert list(Journal(tmp_path).events()) == make_events(3)
+    assert list(FileLog(tmp_path).events()) == make_events(3)
 
 
 def test_a_lock_that_was_deleted_is_not_held_by_two(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -184,7 +184,7 @@ def test_a_lock_that_was_deleted_is_not_held_by_two(tmp_path: Path, make_events:
             one._turns._wait_s_max = 0
             with other._turns.take(), pytest.raises(JournalLocked):
                 one.append(make_events(1, first=3))
-    assert list(Journal(tmp_path).events()) == make_events(3)
+    assert list(FileLog(tmp_path).events()) == make_events(3)
 
 
 def test_an_end_mark_that_was_deleted_is_made_again_and_used_by_all(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -195,7 +195,7 @@ def test_an_end_mark_that_was_deleted_is_made_again_and_used_by_all(tmp_path: Pa
             other.append(make_events(1, first=1))
             one.append(make_events(1, first=2))
             other.append(make_events(1, first=3))
-            assert list(Journal(tmp_path).events()) == make_events(4)
+            assert list(FileLog(tmp_path).events()) == make_events(4)
 
 
 @pytest.mark.e2e

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stateside.core.errors import SettingInvalid
-from stateside.journal import Event, Journal, JournalWriter, MemoryJournal, Upcasters
+from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal, Upcasters
 
 
 def call(version: int, payload: dict[str, Any], type_: str = "call") -> Event:
@@ -36,7 +36,7 @@ def test_events_come_through_every_step_from_their_version_on(upcasters: Upcaste
     for writer in (JournalWriter(tmp_path), memory.writer()):
         with writer:
             writer.append(EVENTS, compare_ids=False)
-    for journal in (Journal(tmp_path, upcasters=upcasters), memory):
+    for journal in (FileLog(tmp_path, upcasters=upcasters), memory):
         found = list(journal.events())
         assert [(event.version, event.payload) for event in found] == [
             (3, {"duration": 120, "unit": "s"}),
@@ -46,7 +46,7 @@ def test_events_come_through_every_step_from_their_version_on(upcasters: Upcaste
             (1, {"minutes": 2}),
         ]
         assert [event.sequence for event in found] == [1, 2, 3, 4, 5]
-    assert list(Journal(tmp_path).events()) == EVENTS
+    assert list(FileLog(tmp_path).events()) == EVENTS
 
 
 def test_a_missing_step_is_told_with_the_type_and_the_versions(upcasters: Upcasters) -> None:

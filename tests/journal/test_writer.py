@@ -17,9 +17,9 @@ import pytest
 from stateside.core.clock import ManualClock
 from stateside.core.errors import EventRefused, JournalAway, OperatingError
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter, segment
+from stateside.journal import Event, FileLog, JournalWriter, segment
+from stateside.journal.backends.files.segment import DurableEnd, journal_id, segment_offsets
 from stateside.journal.columns import decode, encode
-from stateside.journal.segment import DurableEnd, journal_id, segment_offsets
 from tests.journal.conftest import strangers
 
 MakeEvents = Callable[..., list[Event]]
@@ -44,14 +44,14 @@ def test_events_carry_the_time_of_the_writers_clock(tmp_path: Path, make_events:
         writer.append(make_events(1))
         clock.advance(50)
         writer.append(make_events(1, first=1))
-    assert [event.appended_us for event in Journal(tmp_path).events()] == [100, 150]
+    assert [event.appended_us for event in FileLog(tmp_path).events()] == [100, 150]
 
 
 def test_a_record_batch_can_be_appended_as_it_is(tmp_path: Path, make_events: MakeEvents) -> None:
     batch = encode(make_events(3), appended_us=7).slice(1)
     with JournalWriter(tmp_path) as writer:
         writer.append_batch(batch)
-    assert list(Journal(tmp_path).events()) == list(decode(batch))
+    assert list(FileLog(tmp_path).events()) == list(decode(batch))
 
 
 def test_a_bad_event_refuses_the_whole_append_and_nothing_is_stored(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -62,7 +62,7 @@ def test_a_bad_event_refuses_the_whole_append_and_nothing_is_stored(tmp_path: Pa
             writer.append([make_events(1, 1)[0], Event("", "e", "t", 0, {}), make_events(1, 2)[0]])
         assert next(tmp_path.glob("*.segment")).stat().st_size == size
         assert writer.append(make_events(1, first=1))["0"] == 2
-    assert list(Journal(tmp_path).events()) == make_events(2)
+    assert list(FileLog(tmp_path).events()) == make_events(2)
 
 
 def test_an_append_larger_than_readers_take_is_refused(
@@ -73,7 +73,7 @@ def test_an_append_larger_than_readers_take_is_refused(
         with pytest.raises(EventRefused, match="append the events in smaller batches"):
             writer.append(make_events(100))
         writer.append(make_events(2))
-    assert list(Journal(tmp_path).events()) == make_events(2)
+    assert list(FileLog(tmp_path).events()) == make_events(2)
 
 
 def test_segments_end_soon_after_their_limit(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -83,7 +83,7 @@ def test_segments_end_soon_after_their_limit(tmp_path: Path, make_events: MakeEv
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.segment"))]
     assert len(sizes) > 2
     assert all(4_000 <= size < 5_000 for size in sizes[:-1])
-    assert list(Journal(tmp_path).events()) == make_events(20)
+    assert list(FileLog(tmp_path).events()) == make_events(20)
 
 
 def test_a_crash_between_a_new_segment_and_its_first_frame_does_no_harm(
@@ -92,11 +92,11 @@ def test_a_crash_between_a_new_segment_and_its_first_frame_does_no_harm(
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(2))
     segment.create(tmp_path, 2, encode([], 0).schema, journal_id(tmp_path) or uuid4())
-    assert list(Journal(tmp_path).events()) == make_events(2)
+    assert list(FileLog(tmp_path).events()) == make_events(2)
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(2, first=2))
     assert segment_offsets(tmp_path) == [0, 2]
-    assert list(Journal(tmp_path).events()) == make_events(4)
+    assert list(FileLog(tmp_path).events()) == make_events(4)
 
 
 def test_a_failed_opening_gives_the_lock_back(tmp_path: Path, make_events: MakeEvents) -> None:
@@ -125,7 +125,7 @@ with JournalWriter(Path(sys.argv[1]), segment_bytes_max=3_000) as writer:
 
 @pytest.mark.e2e
 def test_a_writer_killed_in_mid_append_loses_no_acknowledged_event_and_doubles_none(tmp_path: Path) -> None:
-    journal, acknowledged = Journal(tmp_path), 0
+    journal, acknowledged = FileLog(tmp_path), 0
     for round_ in range(3):
         command = [sys.executable, "-c", APPENDER, str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as appender:
@@ -153,7 +153,7 @@ import resource, sys, types
 sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, which pyarrow imports, takes a second
 from pathlib import Path
 from stateside.core.errors import OperatingError
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 
 folder = Path(sys.argv[1])
 def events(first, count, size=10):
@@ -161,7 +161,7 @@ def events(first, count, size=10):
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 def ids():
-    return [event.id for event in Journal(folder).events()]
+    return [event.id for event in FileLog(folder).events()]
 def refused(action):
     try:
         action()
@@ -223,7 +223,7 @@ def test_a_closed_writer_touches_no_file_any_more_and_may_be_closed_again(
     assert {os.pread(handle, 100, 0) for handle in others} == {b"V" * 100}
     for handle in others:
         os.close(handle)
-    assert len(list(Journal(tmp_path / "journal").events())) == 1
+    assert len(list(FileLog(tmp_path / "journal").events())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_after_a_failed_sync_nothing_is_written_until_the_journal_is_opened_agai
                 writer.append(make_events(1, first=2))
         with pytest.raises(OperatingError, match="Open the journal again"):
             writer.append(make_events(1, first=2))
-        assert list(Journal(tmp_path).events()) == make_events(2)
+        assert list(FileLog(tmp_path).events()) == make_events(2)
     with JournalWriter(tmp_path) as writer:
         writer.append(make_events(1, first=writer.end["0"]))
-    ids = [event.id for event in Journal(tmp_path).events()]
+    ids = [event.id for event in FileLog(tmp_path).events()]
     assert ids == [f"e{number}" for number in range(len(ids))]
 
 
@@ -259,7 +259,7 @@ def test_readers_see_events_only_after_they_were_synced(
         assert ends[-1] == 0
         writer.append(make_events(3, first=2))
         assert ends[-1] == 2
-    assert Journal(tmp_path).end()["0"] == 5
+    assert FileLog(tmp_path).end()["0"] == 5
 
 
 def test_a_frame_that_a_crash_left_unsynced_is_synced_before_readers_see_it(
@@ -273,7 +273,7 @@ def test_a_frame_that_a_crash_left_unsynced_is_synced_before_readers_see_it(
     ends = _ends_at_syncs(tmp_path, monkeypatch)
     JournalWriter(tmp_path).close()
     assert ends == [2]
-    assert Journal(tmp_path).end()["0"] == 5
+    assert FileLog(tmp_path).end()["0"] == 5
 
 
 def test_the_end_mark_is_synced_when_a_journal_is_opened_and_closed_and_when_a_segment_begins(
@@ -320,7 +320,7 @@ def test_a_crash_while_a_new_journal_is_opened_does_no_harm(tmp_path: Path, monk
             crashing.setattr(os, name, _crash)
             with pytest.raises(KeyboardInterrupt):
                 JournalWriter(tmp_path / name)
-        assert Journal(tmp_path / name).end() == Position.start()
+        assert FileLog(tmp_path / name).end() == Position.start()
         with JournalWriter(tmp_path / name) as writer:
             assert writer.end == Position.start()
 
@@ -332,7 +332,7 @@ def _ends_at_syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def note(handle: int) -> None:
         if not _is_mark(handle, folder):
-            ends.append(Journal(folder).end()["0"])
+            ends.append(FileLog(folder).end()["0"])
         sync(handle)
 
     monkeypatch.setattr(os, "fdatasync", note)
@@ -391,11 +391,11 @@ def test_a_producer_without_a_receipt_asks_what_is_stored_and_so_stores_every_ev
     with JournalWriter(tmp_path) as writer:
         stored = writer.end["0"] == 5
         assert stored == (crash_at != "the frame")
-        again = Journal(tmp_path).unstored(make_events(3, first=2), since=receipt)
+        again = FileLog(tmp_path).unstored(make_events(3, first=2), since=receipt)
         assert again == ([] if stored else make_events(3, first=2))
         for _ in range(2):
             assert writer.append_unstored(make_events(3, first=2), since=receipt)["0"] == 5
-    assert list(Journal(tmp_path).events()) == make_events(5)
+    assert list(FileLog(tmp_path).events()) == make_events(5)
 
 
 def _crash_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
     with JournalWriter(tmp_path) as writer, ThreadPoolExecutor(8) as pool:
         receipts = list(pool.map(lambda n: writer.append([Event(f"{n}", "emma", "call", 0, {})]), range(80)))
     assert sorted(receipt["0"] for receipt in receipts) == list(range(1, 81))
-    assert {event.id for event in Journal(tmp_path).events()} == {f"{n}" for n in range(80)}
+    assert {event.id for event in FileLog(tmp_path).events()} == {f"{n}" for n in range(80)}
 
 
 @pytest.mark.parametrize("append", [JournalWriter.append, JournalWriter.append_once])
@@ -439,7 +439,7 @@ def test_a_journal_that_is_taken_away_in_the_middle_of_a_turn_is_away_and_not_da
     writer._settle = settle  # type: ignore[method-assign]
     append(writer, make_events(1, 2))
     writer.close()
-    assert [event.id for event in Journal(folder).events()] == [event.id for event in make_events(3)]
+    assert [event.id for event in FileLog(folder).events()] == [event.id for event in make_events(3)]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "another journal"])
@@ -468,4 +468,4 @@ def test_a_writer_whose_journal_is_away_makes_no_new_one_and_goes_on_when_it_is_
     writer.close()
     with JournalWriter(folder, known=journal_id(folder)) as again:
         assert again.append_once(make_events(1, 3)) == [3]
-    assert [event.id for event in Journal(folder).events()] == [event.id for event in make_events(4)]
+    assert [event.id for event in FileLog(folder).events()] == [event.id for event in make_events(4)]

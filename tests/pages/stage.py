@@ -27,7 +27,7 @@ from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.processes import Child, free_port
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.views.heartbeat import Heartbeat
 from tests.billing.written_bills import WrittenBills, plan
 from tests.serving.conftest import wait_until_it_answers
@@ -130,7 +130,7 @@ class Stage:
 
     def _run(self) -> None:
         while not self._ends.wait(BEAT_S):
-            end = Journal(self.layout.journal).end()
+            end = FileLog(self.layout.journal).end()
             if end["0"] > self.bills.position:
                 self.batch()
             beat = Heartbeat(time.time_ns() // 1_000, end, "idle", self.bills.batch_number - 1)

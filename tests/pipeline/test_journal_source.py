@@ -10,9 +10,8 @@ from pyspark.sql import functions as F
 
 from stateside.journal import Event, JournalWriter
 from stateside.journal.admin import JournalFiles, drop
-from stateside.journal.merge import Merger
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.segment import segment_path
+from stateside.journal.backends.files.segment import segment_path
+from stateside.journal.backends.nodes import Merger, NodeWriter
 
 pytestmark = pytest.mark.spark
 

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from stateside.core.errors import ViewInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event
+from stateside.journal.backends.kafka import KafkaWriter, create_topic
+from stateside.journal.backends.kafka.messages import NoEvent, batch_of, values_of
 from stateside.journal.columns import encode
 from stateside.journal.index import numbered
-from stateside.journal.kafka import KafkaWriter, create_topic
-from stateside.journal.kafka.messages import NoEvent, batch_of, values_of
 from stateside.pipeline import sources
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.kafka_source import parse_events

@@ -31,10 +31,9 @@ from stateside.core.errors import (
 from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter
 from stateside.journal.admin import JournalFiles, drop
-from stateside.journal.merge import Merger
-from stateside.journal.merge.partition import StreamIdentity
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.segment import segment_path
+from stateside.journal.backends.files.segment import segment_path
+from stateside.journal.backends.nodes import Merger, NodeWriter
+from stateside.journal.backends.nodes.partition import StreamIdentity
 from stateside.pipeline.journal_source import (
     CHOSEN,
     ENVELOPE,

@@ -16,7 +16,7 @@ import stateside
 from stateside.core.errors import KeyInvalid, RequestInvalid, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.replica.tail import Tail
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_readers import Floor, SumAnswer, ViewReader
@@ -85,7 +85,7 @@ def test_buckets_leave_with_the_watermark_and_stay_what_spark_says(spark: SparkS
     """Over several batches, the rows served are those of Spark's own reader of the state."""
     events = sorted(arrivals(1, 120), key=lambda event: event.time_us)
     append(layout, events)
-    end, counts = Journal(layout.journal).end()["0"], []
+    end, counts = FileLog(layout.journal).end()["0"], []
     for stop in range(40, end + 1, 40):
         run_to(impressions("3 hours"), layout, spark, Position.of({"0": stop}))
         found = answer(layout, "hourly")

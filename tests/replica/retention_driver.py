@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 import stateside
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
@@ -94,7 +94,7 @@ def run(app: stateside.App, layout: Layout, spark: SparkSession, numbers: range,
         for number in numbers
     ]
     append(layout, events)
-    stop_at = Journal(layout.journal).end()
+    stop_at = FileLog(layout.journal).end()
     limits = {"events_per_batch_max": PER_BATCH, "restarts_max": 0, "stop_at": stop_at}
     with Runner(app, layout, RunSettings(**limits, batches_kept=settings.batches_kept), session=spark) as runner:
         runner.run_to_end()

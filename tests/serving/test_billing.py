@@ -15,7 +15,7 @@ import pytest
 from stateside.billing.money import format_micros
 from stateside.core.errors import AccessDenied, DocumentUnknown, RequestInvalid, TokenInvalid
 from stateside.core.layout import Layout
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.access.tokens import Issuer
 from stateside.serving.clients import Client
 
@@ -112,7 +112,7 @@ def test_dead_letters_are_counted_listed_and_shown(server: str) -> None:
 
 
 def test_every_answer_is_stamped_and_takes_a_floor(server: str, billing_folder: Layout) -> None:
-    end = Journal(billing_folder.journal).end()
+    end = FileLog(billing_folder.journal).end()
     paths = ["/v1/customers/c1/bill", "/v1/customers/c1/bill/explain", "/v1/customers/c1/invoices"]
     paths += ["/v1/invoices/I-000000001", "/v1/periods/2026-01/totals", "/v1/dead-letters"]
     with Client(server) as client:

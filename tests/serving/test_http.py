@@ -16,7 +16,7 @@ import pytest
 from stateside.core.errors import KeyInvalid, NotFreshEnough, OperatingError, PositionAhead, ViewUnknown
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.clients import Client
 
 from .conftest import STRANGE_NAMES, serving
@@ -32,7 +32,7 @@ def test_a_customer_s_running_bill_comes_stamped(server: str, billing_folder: La
     assert period["state"] == "draft"
     assert period["amount_micros"] == sum(line["amount_micros"] for line in period["lines"]) > 0
     stamp = document["stamp"]
-    assert stamp["position"] == str(Journal(billing_folder.journal).end())
+    assert stamp["position"] == str(FileLog(billing_folder.journal).end())
     assert set(stamp) == {
         "view",
         "batch",

@@ -25,7 +25,7 @@ import pytest
 
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.clients import Client
 from stateside.views.heartbeat import Heartbeat
 from tests.serving.asking_threads import AskingThreads
@@ -276,7 +276,7 @@ def test_while_the_journal_s_disk_is_away_appends_are_refused_reads_go_on_and_no
     assert (load.failures, appends.failures) == ([], [])
     assert load.statuses(BOTH).keys() == {200}
     assert set(appends.refused) == {"journal-away"}
-    ids = [each.id for each in Journal(journal).events()]
+    ids = [each.id for each in FileLog(journal).events()]
     assert len(ids) == len(set(ids))
     assert {id_: ids[receipt["0"] - 1] for id_, receipt in appends.receipts.items()} == {
         id_: id_ for id_ in appends.receipts
@@ -333,7 +333,7 @@ def test_a_server_that_is_told_to_stop_has_stored_every_event_that_it_acknowledg
     with Appends(next(served)) as appends:
         wait_until(lambda: len(appends.receipts) > 20)
         served.close()
-    ids = {each.id for each in Journal(shop.layout.journal).events()}
+    ids = {each.id for each in FileLog(shop.layout.journal).events()}
     assert set(appends.receipts) <= ids
     assert all("Connect" in each or "RemoteProtocol" in each or "Read" in each for each in appends.failures)
 

@@ -18,10 +18,9 @@ from stateside.core.errors import NotFreshEnough, PositionAhead
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event
-from stateside.journal.merge import MergedStream, Merger
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.ownership import slot_of
-from stateside.journal.partitions import StoredStream
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
+from stateside.journal.backends.nodes.ownership import slot_of
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from stateside.serving.clients import Client
 from stateside.serving.rows.node_receipts import sought
 from tests.waiting import wait_until
@@ -108,7 +107,7 @@ def test_a_receipt_behind_an_event_that_waits_to_be_merged_is_looked_up(tmp_path
     stored = StoredStream.at(tmp_path)
     here = stored.end().joined(stored.sources(stored.end().as_dict()))
     assert not here.covers(otto), "what the batch says of the logs ends before emma's event"
-    assert MergedStream(tmp_path).covers(otto)
+    assert MergedJournal(tmp_path).covers(otto)
     found, not_found = (pickle.loads(pickle.dumps(sought(tmp_path, receipt))) for receipt in (otto, waiting))
     assert not found.covered_by(here), "it is looked up aside"
     wait_until(lambda: found.covered_by(here))

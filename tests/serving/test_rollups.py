@@ -18,7 +18,7 @@ import stateside
 from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ValueOverflow
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.serving.clients import Client
 from stateside.testing import append, run_to
 
@@ -85,7 +85,7 @@ def test_a_rollup_is_asked_by_its_coarser_key_and_stamped_as_rows_are(shop: str,
     for name in ("view", "batch", "position"):
         assert response.headers[f"stateside-{name}"] == rows.headers[f"stateside-{name}"]
     stamp = response.json()["stamp"]
-    assert stamp["position"] == str(Journal(shop_folder.journal).end())
+    assert stamp["position"] == str(FileLog(shop_folder.journal).end())
     assert stamp.keys() == rows.json()["stamp"].keys()
 
 

@@ -34,7 +34,7 @@ from stateside.cli import main
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import Child, free_port
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.access.principal import Principal
 from stateside.serving.access.token_files import KeyFile
 from stateside.serving.access.tokens import Claims, Issuer, holder_of
@@ -104,7 +104,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         numbers.setdefault(document["customer"], []).append(document["number"])
     assert numbers[OWN] and numbers[OTHER]
     foreign = {number for customer, found in numbers.items() if customer != OWN for number in found}
-    foreign |= {event.id for event in Journal(layout.journal).events() if event.entity == OTHER}
+    foreign |= {event.id for event in FileLog(layout.journal).events() if event.entity == OTHER}
     others = r'"c(?!1")\d{1,2}"|^c(?!1,)\d{1,2},'  # a replica's name may look like a longer number
     routes = Worker(layout.root, os.getpid(), EXTENSION, identity=Identity(layout.root, "x", "http://x")).application()
     pattern = re.compile(f"{others}|{'|'.join(map(re.escape, sorted(foreign)))}", re.MULTILINE)
@@ -324,7 +324,7 @@ def test_all_routes_with_all_tokens_on_two_workers_and_then_over_tls(place: Plac
         check_stream(client, place.token("c1"))
     assert {200, 403} <= statuses["c1"]
     assert statuses["none"] == statuses["of a hundred years"] == {200, 401, 404}
-    ids = [event.id for event in Journal(place.layout.journal).events() if event.id.startswith("@")]
+    ids = [event.id for event in FileLog(place.layout.journal).events() if event.id.startswith("@")]
     stored = {"@c1/usage", "@c1/receipt", "@c1/credit", "@c2/usage", "@c2/credit"}
     assert set(ids) == stored, "c1 appended its own usage; two with more rights the others"
     authority, pem = trustme.CA(), (tmp_path / "certificate.pem", tmp_path / "key.pem")

@@ -14,7 +14,7 @@ from stateside.billing.pipeline import app
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.stamp import iso_time
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import answer, run_to
@@ -29,7 +29,7 @@ def test_after_every_batch_the_replica_has_the_rows_that_spark_says_the_state_ha
 ) -> None:
     """Two periods of bills with restarts in between; the first one is sealed and leaves the state on the way."""
     generate(Generator(seed=7, customers=9, events_per_period=6, periods=1), to_journal(layout.journal))
-    end = Journal(layout.journal).end()["0"]
+    end = FileLog(layout.journal).end()["0"]
     seen: list[int] = []
     for stop in range(50, end + 50, 50):
         run_to(app, layout, spark, Position.of({"0": min(stop, end)}))
@@ -42,7 +42,7 @@ def test_after_every_batch_the_replica_has_the_rows_that_spark_says_the_state_ha
 
 def test_the_stamp_is_that_of_the_batch(spark: SparkSession, layout: Layout) -> None:
     generate(Generator(seed=3, customers=2, events_per_period=5, periods=1), to_journal(layout.journal))
-    receipt = Journal(layout.journal).end()
+    receipt = FileLog(layout.journal).end()
     run_to(app, layout, spark)
     stamp = answer(layout, "bill").stamp
     checkpoint = Checkpoint(Storage.at(layout.view("bill").checkpoint))

@@ -28,8 +28,8 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, try_lock, write_atomically
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.merge.partition import StreamIdentity
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.nodes.partition import StreamIdentity
 from stateside.leadership import Candidate, Gates, Leadership, Lease
 from stateside.ops.journal_readers import known_readers
 from stateside.ops.restore import restore
@@ -366,7 +366,7 @@ class TestRestoring:
         with JournalWriter(words.layout.journal) as writer:
             end = writer.append([Event(f"e-{number}", "emma", "word", 0, {}) for number in range(9)])
         taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
-        monkeypatch.setattr(Journal, "begin", lambda journal: end)
+        monkeypatch.setattr(FileLog, "begin", lambda journal: end)
         with pytest.raises(EventsGone, match="begins at 0:9, behind the savepoint's position 0:3"):
             restore(words.layout, words.view, taken.name, NOW_US)
         assert files(words.view.checkpoint) == before
@@ -378,7 +378,7 @@ class TestRestoring:
         note = taken.folder / "savepoint.json"
         note.write_text(json.dumps(json.loads(note.read_bytes()) | {"position": "0:3,1:4"}))
         StreamIdentity.bear(words.layout.journal / "merged", 2)
-        monkeypatch.setattr(Journal, "begin", lambda journal: Position.of({"0": int(journal.directory.name) * 5}))
+        monkeypatch.setattr(FileLog, "begin", lambda journal: Position.of({"0": int(journal.directory.name) * 5}))
         with pytest.raises(EventsGone, match="behind the savepoint's position"):
             restore(words.layout, words.view, taken.name, NOW_US)
         assert files(words.view.checkpoint) == before

@@ -22,7 +22,7 @@ from stateside.billing.model import VIEW
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.testbed.chaos import disk
 from stateside.testbed.chaos.billing_system import System, SystemShape
 from stateside.testbed.chaos.faults import Broken, Fault, _move_away, stored_uncommitted
@@ -53,7 +53,7 @@ def a_load(layout: Layout, seconds: float) -> ChaosLoad:
 
 def written(layout: Layout) -> list[str]:
     try:
-        return [event.id for event in Journal(layout.journal).events() if not event.id.startswith(NUDGE)]
+        return [event.id for event in FileLog(layout.journal).events() if not event.id.startswith(NUDGE)]
     except FileNotFoundError:
         return []
 
@@ -85,7 +85,7 @@ class Suffering:
     """As much of a system as a fault needs, with a real producer and nothing else."""
 
     def __init__(self, desk: Desk, layout: Layout) -> None:
-        self.desk, self.journal = desk, Journal(layout.journal)
+        self.desk, self.journal = desk, FileLog(layout.journal)
 
     def let_pass(self, seconds: float) -> None:
         time.sleep(seconds)

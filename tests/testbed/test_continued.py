@@ -15,7 +15,7 @@ from stateside.billing.model import clock_tick
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import Child, free_port
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.testbed.demo.bill_client import BillClient
 from stateside.testbed.demo.run import runs
 from stateside.testing import append, run_to
@@ -40,7 +40,7 @@ def test_an_old_replica_does_not_pass_for_the_first_batch(spark: SparkSession, l
     from stateside.billing.pipeline import app
 
     generate(Generator(seed=2, customers=3, events_per_period=4, periods=1), to_journal(layout.journal))
-    old = Journal(layout.journal).end()
+    old = FileLog(layout.journal).end()
     run_to(app, layout, spark)
     port = str(free_port())
     command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", port]

@@ -11,7 +11,7 @@ import pytest
 from stateside.billing.generator import Generator
 from stateside.core.errors import RequestInvalid
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.testbed import feeder as feeder_module
 from stateside.testbed.feeder import Feeder
 from tests.sizes import not_in_fast
@@ -37,12 +37,12 @@ def feed(layout: Layout, until: Callable[[Feeder], bool], watermark_us: Callable
 
 
 def ids(layout: Layout) -> list[str]:
-    return [event.id for event in Journal(layout.journal).events()]
+    return [event.id for event in FileLog(layout.journal).events()]
 
 
 def test_all_events_are_appended_in_order_each_with_its_arrival_as_append_time(layout: Layout) -> None:
     feeder = feed(layout, lambda feeder: feeder.done)
-    events, arrivals = list(Journal(layout.journal).events()), list(GENERATOR.arrivals())
+    events, arrivals = list(FileLog(layout.journal).events()), list(GENERATOR.arrivals())
     assert events == [arrival.event for arrival in arrivals]
     assert [event.appended_us for event in events] == [arrival.arrival_us for arrival in arrivals]
     assert feeder.fates == GENERATOR.report().events
@@ -116,7 +116,7 @@ def test_time_stands_still_before_a_late_event_until_its_period_is_closed(
     finally:
         feeder.close()
     assert feeder.fates == GENERATOR.report().events
-    appended = [event.appended_us for event in Journal(layout.journal).events()]
+    appended = [event.appended_us for event in FileLog(layout.journal).events()]
     assert appended == sorted(appended, key=lambda time_us: time_us or 0)
 
 

@@ -16,9 +16,9 @@ from stateside.core.errors import RequestInvalid, SettingInvalid
 
 if TYPE_CHECKING:
     from stateside.journal import JournalWriter
-    from stateside.journal.kafka import KafkaWriter
-    from stateside.journal.kafka.shared_writer import PlacedWriter
-    from stateside.journal.nodes import NodeWriter
+    from stateside.journal.backends.kafka import KafkaWriter
+    from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+    from stateside.journal.backends.nodes import NodeWriter
     from stateside.testbed.system import JournalKind
 
 
@@ -200,10 +200,10 @@ def _writer(
     folder: Path, kafka: str | None, node: str | None, take_over: bool
 ) -> JournalWriter | NodeWriter | KafkaWriter | PlacedWriter:
     from stateside.core.layout import Layout
-    from stateside.journal.folder import open_writer
-    from stateside.journal.kafka import KafkaWriter
-    from stateside.journal.kafka.topic import topic_at
-    from stateside.journal.nodes import NodeWriter
+    from stateside.journal.backends.kafka import KafkaWriter
+    from stateside.journal.backends.kafka.topic import topic_at
+    from stateside.journal.backends.nodes import NodeWriter
+    from stateside.journal.location import open_writer
 
     if node is not None:
         return NodeWriter(Layout(folder).journal, node, take_over=take_over)

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from stateside.core.positions import Position
     from stateside.journal.admin import Dropped, JournalFiles, Selection
     from stateside.journal.admin.export import Format
-    from stateside.journal.merge import Merger
+    from stateside.journal.backends.files.file_journal import Stream, Trimmed
+    from stateside.journal.backends.nodes import Merger
     from stateside.journal.queries import FoundEvent, Queries, QueryViews
-    from stateside.journal.stream import Stream, Trimmed
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -98,7 +98,7 @@ def selected(start: Position | None, type_: str | None, **others: Any) -> Select
 
 def from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
     """Without an explicit start, begin at the first event still present, and report dropped events."""
-    from stateside.journal.stream import begin as begin_of
+    from stateside.journal.backends.files.file_journal import begin as begin_of
 
     begin = begin_of(stream)
     if asked is not None or not begin.events():
@@ -357,8 +357,8 @@ def merge(folder: Path, partitions: int | None, once: bool, as_json: bool) -> No
     """
     from stateside.core.layout import Layout
     from stateside.core.processes import signals
-    from stateside.journal.merge import Merger
-    from stateside.journal.merge.partition import MERGED, StreamIdentity
+    from stateside.journal.backends.nodes import Merger
+    from stateside.journal.backends.nodes.partition import MERGED, StreamIdentity
 
     journal = Layout(folder).journal
     _check(journal)
@@ -400,14 +400,14 @@ def _tell(merger: Merger, moved: int, as_json: bool) -> None:
 
 def _durable(journal: Path) -> int:
     """The number of durable events in all logs."""
-    from stateside.journal.nodes.log import node_logs
+    from stateside.journal.backends.nodes.log import node_logs
 
     return sum(log.durable_end().offset for log in node_logs(journal).values())
 
 
 def _check(journal: Path) -> None:
     from stateside.core.errors import RequestInvalid
-    from stateside.journal.segment import segment_offsets
+    from stateside.journal.backends.files.segment import segment_offsets
 
     if segment_offsets(journal):
         raise RequestInvalid(

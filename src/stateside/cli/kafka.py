@@ -17,7 +17,7 @@ from stateside.cli.tables import show_json
 from stateside.core.errors import SettingInvalid, SetupError
 
 if TYPE_CHECKING:
-    from stateside.journal.kafka import KafkaJournal, Topic
+    from stateside.journal.backends.kafka import KafkaJournal, Topic
     from stateside.journal.queries import Queries, QueryViews
     from stateside.testbed.broker import Broker
 
@@ -41,7 +41,7 @@ def check_place(folder: Path | None, kafka: str | None) -> None:
 def address_of(folder: Path | None, kafka: str | None) -> str | None:
     """The Kafka address of the named journal, given directly or recorded in the folder; None for a journal on files."""
     from stateside.core.layout import Layout
-    from stateside.journal.kafka.topic_folder import address_in
+    from stateside.journal.backends.kafka.topic_folder import address_in
 
     return address_in(Layout(folder).journal) if kafka is None and folder is not None else kafka
 
@@ -54,8 +54,8 @@ def beside(folder: Path, topic: Topic, what: str) -> Path:
 @contextmanager
 def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
     """The indexes of a journal on Kafka; without a folder they are empty, and queries read the topic itself."""
-    from stateside.journal.kafka import KafkaJournal
-    from stateside.journal.kafka.topic import topic_at
+    from stateside.journal.backends.kafka import KafkaJournal
+    from stateside.journal.backends.kafka.topic import topic_at
     from stateside.journal.queries import QueryViews
 
     topic = topic_at(kafka)
@@ -66,8 +66,8 @@ def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
 
 
 def kafka_journal(kafka: str) -> KafkaJournal:
-    from stateside.journal.kafka import KafkaJournal
-    from stateside.journal.kafka.topic import topic_at
+    from stateside.journal.backends.kafka import KafkaJournal
+    from stateside.journal.backends.kafka.topic import topic_at
 
     return KafkaJournal(topic_at(kafka))
 
@@ -111,9 +111,9 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
     With --dir an existing topic is accepted, so the same command may be repeated, also on other machines.
     """
     from stateside.core.layout import Layout
-    from stateside.journal.kafka import create_topic
-    from stateside.journal.kafka.topic import topic_at
-    from stateside.journal.kafka.topic_folder import place, placeable
+    from stateside.journal.backends.kafka import create_topic
+    from stateside.journal.backends.kafka.topic import topic_at
+    from stateside.journal.backends.kafka.topic_folder import place, placeable
 
     if bad := [text for text in settings if "=" not in text]:
         raise SettingInvalid(f"{bad[0]!r} is no setting of a topic", next_step="Write --set retention.ms=86400000")
@@ -182,7 +182,7 @@ def _watch(broker: Broker) -> None:
 
 
 def _create_unless_there(servers: str, name: str, partitions: int) -> None:
-    from stateside.journal.kafka import KafkaJournal, Topic, create_topic
+    from stateside.journal.backends.kafka import KafkaJournal, Topic, create_topic
 
     with KafkaJournal(Topic(servers, name)) as journal:
         if journal.id() is None:

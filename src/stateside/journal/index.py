@@ -31,11 +31,11 @@ import lmdb
 import pyarrow as pa
 
 from stateside.core.errors import JournalAway
-from stateside.journal import retention_base
+from stateside.journal.backends.files import retention_base
+from stateside.journal.backends.files.file_log import FileLog
+from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.columns import SCHEMA
 from stateside.journal.lmdb import open_environment
-from stateside.journal.reader import Journal
-from stateside.journal.segment import DurableEnd
 
 MAP_BYTES_START = 64 << 20
 _HASH_BYTES = 16
@@ -48,7 +48,7 @@ class Index:
     Only the writer that has the turn may open an index. `end` is the offset at which the journal ends.
     """
 
-    def __init__(self, directory: Path, name: str, journal: Journal, end: int) -> None:
+    def __init__(self, directory: Path, name: str, journal: FileLog, end: int) -> None:
         self._directory, self._name = directory, name.encode()
         self._journal = (journal.id() or "").encode()
         self._open()
@@ -119,7 +119,7 @@ WRITTEN_AT_ONCE = 50_000  # events; in memory they take some 10 MB
 class Ids:
     """The ids of one journal. Only for the writer that has the turn."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: FileLog) -> None:
         self._journal = journal
         self._directory = journal.directory / "ids"
         self._recent: dict[bytes, int] = {}
@@ -223,7 +223,7 @@ class _IndexGone(Exception):
 class Sequences:
     """The last sequences of one journal's entities. Only for the writer that has the turn."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: FileLog) -> None:
         self._journal = journal
         self._directory = journal.directory / "sequences"
         self._forget()

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.journal import retention_base, segment, zone_maps
-from stateside.journal.reader import Journal
-from stateside.journal.segment import DurableEnd
-from stateside.journal.zone_maps import Collector, Marks, Summary, marks_of
+from stateside.journal.backends.files import retention_base, segment, zone_maps
+from stateside.journal.backends.files.file_log import FileLog
+from stateside.journal.backends.files.segment import DurableEnd
+from stateside.journal.backends.files.zone_maps import Collector, Marks, Summary, marks_of
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _MIN, _MAX = -(2**63), 2**63 - 1
@@ -112,7 +112,7 @@ class Stretch:
         return self.stop - self.start
 
 
-def stretches(journal: Journal, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
+def stretches(journal: FileLog, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
     """The parts of this range with possible matches, in order. EventsGone if the range begins before the journal."""
     end = journal.check(start, stop)
     if start == stop:
@@ -139,7 +139,7 @@ def stretches(journal: Journal, start: int, stop: int, conditions: Conditions) -
 
 
 def selected(
-    journal: Journal, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
+    journal: FileLog, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """As `Journal.batches`, but may omit batches without a matching event; the others are whole."""
     for stretch in stretches(journal, start, stop, conditions):
@@ -179,7 +179,7 @@ def shares(waiting: Mapping[str, int], events: int) -> dict[str, int]:
 
 
 def _summed(
-    journal: Journal, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
+    journal: FileLog, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The same batches; at the end the segment gets its zone map."""
     collector = Collector()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from stateside.core.errors import EventRefused, EventsGone, IdConflict, JournalCorrupt, SequenceConflict
 from stateside.core.positions import Position
+from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.event import Event
-from stateside.journal.segment import PARTITION
 
 _SHOWN_MAX = 5
 _IDS_OF_THEIR_OWN = "Nothing of the append was stored; give new events ids of their own"

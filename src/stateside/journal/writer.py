@@ -1,465 +1,234 @@
-"""The writer of a journal on files: turns, one frame per append, durable before it is acknowledged.
-
-`JournalWriter` has the numbered steps of an append.
-
-The next append begins a new segment when the newest one is large enough, when its first event is old enough (so that
-retention by age finds segments that are wholly old; `Rolling` decides both), or when its columns are not those of this
-Stateside.
-
-Recovery finds the end that another writer left, and sets a torn frame aside. The last writer may have been killed, or
-the power lost, at any moment. But every frame is synced before the next one is written, and every segment before the
-next one begins. So only the very last frame of a journal can be torn, and no whole frame ever follows a torn one.
-At the first damage in the last segment:
-
-- A whole frame follows, anywhere: the damaged frame was durable. JournalCorrupt, with file and byte.
-- None follows, but the end mark is beyond the damage: the events were acknowledged. JournalCorrupt, with their number.
-- None follows, and the end mark is at or before the damage: the frame is torn. Its bytes, and all after them, are
-  copied to `SEGMENT.torn-BYTE` beside the segment, and then cut off. Nothing is destroyed; the copy may be deleted by
-  hand.
-
-One case cannot be distinguished. After a power failure the end mark may be an earlier one (see `DurableEnd`); if the
-disk then also damaged the very last acknowledged frame, the frame looks torn. Only the log message and the copied
-bytes remain.
-"""
+"""Append, independent of the backend: check events, assign sequences, compare ids with stored events, store."""
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import chain, count
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Final, Literal, get_args
-from uuid import UUID, uuid4
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
-from stateside.core.storage import CLOSED, write_atomically
-from stateside.journal import segment
-from stateside.journal.append import Appending
-from stateside.journal.columns import SCHEMA
-from stateside.journal.index import Ids, Sequences
-from stateside.journal.lock import WAIT_S_MAX, Turns
-from stateside.journal.reader import Journal
-from stateside.journal.segment import DurableEnd, Frame, Segment, segment_path, write_again, write_all
-from stateside.journal.topic_note import check_none
-
-SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
-SEGMENT_S_MAX: Final = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentLimits:
-    """The maximum size and age of a segment."""
-
-    bytes_max: int = SEGMENT_BYTES_MAX
-    s_max: float = SEGMENT_S_MAX
-
-
-class Rolling:
-    """Decides when a segment is finished. Reads the segment's first event at opening, never in an append."""
-
-    def __init__(self, directory: Path, limits: SegmentLimits) -> None:
-        self._directory, self._limits = directory, limits
-        self._began_us = 0
-
-    def opened(self, end: DurableEnd, now_us: int) -> None:
-        """Start with the segment that ends here.
-
-        A segment whose first event cannot be read counts as new: readers report the damage.
-        """
-        self._began_us = now_us
-        if end.offset > end.segment_offset:
-            with suppress(JournalCorrupt):
-                self._began_us = self._first_appended_us(end)
-
-    def is_due(self, end: DurableEnd, now_us: int) -> bool:
-        """Whether the segment that ends here is finished."""
-        if end.offset == end.segment_offset:  # empty
-            return False
-        return end.segment_bytes >= self._limits.bytes_max or now_us - self._began_us >= self._limits.s_max * 1_000_000
-
-    def _first_appended_us(self, end: DurableEnd) -> int:
-        path = segment_path(self._directory, end.segment_offset)
-        opened = Segment(path)
-        try:
-            frame = next(opened.frames(stop_byte=end.segment_bytes))
-            return int(opened.batch(frame).column("appended").cast(pa.int64())[0].as_py())
-        finally:
-            opened.close()
+from stateside.core.clock import Clock
+from stateside.core.errors import EventsGone, JournalCorrupt
+from stateside.core.positions import Position
+from stateside.journal.append_batch import (
+    Answers,
+    Appended,
+    AppendRequest,
+    AppendTurn,
+    EventPlace,
+    Found,
+    Rows,
+    events_of,
+    read_contents,
+    settle,
+)
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.columns import conformed, encode
+from stateside.journal.event import Event
+from stateside.journal.group_commit import GroupCommit
+from stateside.journal.index import numbered
+from stateside.journal.receipt import Receipt, StoredEvent, repeated
 
 
-NODES = "nodes"  # folder of the nodes' logs, if any
-_OF_NODES = (NODES, "merged")
-log = logging.getLogger(__name__)
+class Appending(ABC):
+    """A writer's appends. A backend supplies its turns, its storage and its knowledge of ids and sequences.
 
-
-def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[UUID, DurableEnd]:
-    """The journal's id and the end where a writer may continue; an empty folder becomes the journal `newborn`.
-
-    With a `known` id: JournalAway if another journal, or none, is there, as when a disk is not mounted.
-    """
-    offsets = segment.segment_offsets(directory)
-    if known is not None and segment.journal_id(directory) != known:
-        raise JournalAway(
-            "The journal is gone, or another one is in its place",
-            where=f"{directory}, where the journal {known} was",
-            next_step="Nothing was stored. Bring its disk back; then the same append goes on by itself",
-        )
-    found = DurableEnd.read(directory)
-    marked = found or DurableEnd(0, 0, 0)
-    if not offsets:
-        _refuse_nodes(directory)
-        _refuse_loss(directory, DurableEnd(0, 0, 0), marked)
-        return newborn, DurableEnd(0, 0, segment.create(directory, 0, SCHEMA, newborn).stat().st_size)
-    journal_id, end = _recover_last(directory, offsets, marked)
-    _refuse_loss(directory, end, marked)
-    if found is None and end.offset:
-        log.warning("journal %s: its end mark was missing; the last whole frame is its end, %d", directory, end.offset)
-    return journal_id, end
-
-
-def _refuse_nodes(directory: Path) -> None:
-    """SettingInvalid for a folder with nodes: their stream would not have the events of the folder's own log."""
-    if any((directory / name).is_dir() for name in _OF_NODES):
-        raise SettingInvalid(
-            "The events of this folder are written by its nodes",
-            where=str(directory),
-            next_step="Nothing was stored. Append as one of them, at the node that has the entity: "
-            "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
-        )
-
-
-def _recover_last(directory: Path, offsets: list[int], marked: DurableEnd) -> tuple[UUID, DurableEnd]:
-    """The id and the end of the last segment, which must belong to the same journal as the one before it."""
-    last = Segment(segment.segment_path(directory, offsets[-1]))
-    try:
-        for neighbour in offsets[-2:-1]:
-            Segment(segment.segment_path(directory, neighbour), last.journal_id).close()
-        return last.journal_id, _recover_end(last, marked)
-    finally:
-        last.close()
-
-
-def _recover_end(last: Segment, marked: DurableEnd) -> DurableEnd:
-    """The end of the segment's whole frames, after a torn frame was set aside."""
-    end = DurableEnd(last.first_offset, last.first_offset, last.frames_begin)
-    try:
-        for frame in last.frames():
-            end = DurableEnd(frame.next_offset, last.first_offset, frame.end_byte)
-    except JournalCorrupt as damage:
-        whole = last.whole_frame_from(end.segment_bytes)
-        if whole:
-            raise _followed(damage, whole) from damage
-        if end.offset >= marked.offset:
-            _set_aside(last, end.segment_bytes)
-    return end
-
-
-def _set_aside(last: Segment, at_byte: int) -> None:
-    """Copy the bytes from here on into a file beside the segment and, once the copy is durable, cut them off."""
-    aside = _unused(last.path.with_name(f"{last.path.name}.torn-{at_byte}"))
-    write_atomically(aside, last.bytes_from(at_byte))
-    size = last.size - at_byte
-    log.warning("cut off %d bytes of a torn frame: %s byte %d; they are kept in %s", size, last.path, at_byte, aside)
-    os.truncate(last.path, at_byte)
-
-
-def _unused(path: Path) -> Path:
-    """This path or, if it exists, the path with a number appended."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
-
-
-def _followed(damage: JournalCorrupt, whole: Frame) -> JournalCorrupt:
-    return JournalCorrupt(
-        f"{damage.what}, and a whole frame with offset {whole.first_offset} follows at byte {whole.begin_byte}",
-        where=damage.where,
-        next_step=damage.next_step,
-    )
-
-
-def _refuse_loss(directory: Path, end: DurableEnd, marked: DurableEnd) -> None:
-    """JournalCorrupt if the journal ends before its mark."""
-    if end.offset >= marked.offset:
-        return
-    raise JournalCorrupt(
-        f"{marked.offset - end.offset} acknowledged events are missing or damaged: "
-        f"the last segment's whole frames end at offset {end.offset}, {marked.offset} were durable",
-        where=f"{segment.segment_path(directory, end.segment_offset)}, byte {end.segment_bytes}",
-        next_step=f"Restore this file from a copy. To accept the loss, delete the file {segment.END_NAME} beside it",
-    )
-
-
-Durability = Literal["synced", "written"]
-_OPEN_AGAIN = "Open the journal again; the same append then stores what of the last one is not stored"
-
-
-class JournalWriter(Appending):
-    """A writer of a journal on files. Any number of writers, in any processes of one machine, append in turns.
-
-    How an append becomes durable; a crash between any two steps loses no acknowledged event:
-
-    1. The events are checked and packed into one record batch (`append`). A bad event refuses the whole append.
-    2. The writer takes its turn (`lock`): from here to step 7 no other writer writes.
-    3. If another writer had a turn since, the end is read again. If that writer left the end unsettled, because it
-       crashed between steps 4 and 6, this writer recovers as at opening (see the module): a torn frame is set aside, a
-       whole one is written and synced again and kept. Then the events get their sequences.
-    4. The frame is written after the last one. A crash here leaves a torn frame.
-    5. `fdatasync`. From here on the events survive a power failure.
-    6. The end mark is moved. From here on readers see the events. The mark never moves back, so an offset that a reader
-       saw keeps its event for good.
-    7. The turn is released, and the receipt returned: the position just after the events.
-
-    A crash or an error between steps 4 and 7 may keep the events although their producer got no receipt. The journal
-    has them once: a producer that repeats the append, with equal events, gets the receipt, and nothing is stored twice
-    (`settle`). The exceptions are the method `append_batch`, and appends without `compare_ids`.
-
-    After a failed sync the content of the disk is unknown: this writer then accepts nothing more until it is opened
-    again. Other writers continue, as after a crash.
-
-    `durability="written"` leaves step 5 to the operating system, and to the next segment or the close: an acknowledged
-    event then survives any end of the process, but not a power failure. After a power failure the last seconds of the
-    last segment may be missing or damaged; if the end mark is beyond them the journal reports the loss at opening, and
-    opens once the loss is accepted. The default, "synced", survives both.
+    Each append uses one turn and stores all its events or none. Each event gets the sequence after the last one of its
+    entity: an entity's events are 1, 2, 3, …, without gaps.
     """
 
-    schema: ClassVar[pa.Schema] = SCHEMA  # of new segments
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        clock: Clock | None = None,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
-        segment_s_max: float = SEGMENT_S_MAX,
-        wait_s_max: float = WAIT_S_MAX,
-        known: UUID | None = None,
-        durability: Durability = "synced",
-    ) -> None:
-        """Recovers from an earlier crash. `wait_s_max`: how long to wait for a turn before JournalLocked.
-
-        `known`: the expected journal id. A writer never switches to another journal, nor creates one if its own is
-        away.
-        """
-        super().__init__(clock or SystemClock())
-        if durability not in get_args(Durability):
-            raise SettingInvalid(f"durability is {durability!r}", next_step='Give "synced" or "written"')
-        check_none(directory)
-        self._directory, self._durability = directory, durability
-        self._broken: str | None = None
-        self.journal_id = known
-        self._recovered = self._settled = self._schema_is_ours = False
-        self._file = self._mark = CLOSED
-        self._end = DurableEnd(0, 0, 0)
-        self._appending = threading.Lock()
-        self._journal = Journal(directory)
-        self._rolling = Rolling(directory, SegmentLimits(segment_bytes_max, segment_s_max))
-        self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)
-        with _writing(directory):
-            if known is None:
-                directory.mkdir(parents=True, exist_ok=True)
-            self._turns = Turns(directory / "lock", wait_s_max)
-            try:
-                with self._turn():
-                    self._ids.forget_beyond(self._end)
-                    self._sequences.forget_beyond(self._end)
-            except BaseException:
-                self._close_all()
-                raise
-
-    def close(self) -> None:
-        """Release the files. Acknowledged events are durable already; syncs the end mark if possible.
-
-        Closing twice is harmless. A later append raises JournalAway.
-        """
-        with self._appending:
-            if self._file == CLOSED:
-                return
-            try:
-                if self._durability == "written":
-                    os.fdatasync(self._file)
-                os.fdatasync(self._mark)
-            except OSError as error:
-                log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
-            self._close_all()
-
-    def __enter__(self) -> JournalWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Steps 2, 3 and 7. After any error in a turn, the next turn reads the end again."""
-        with self._appending:
-            if self._broken:
-                raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN)
-            with self._there(), _writing(self._directory), self._turns.take() as still_ours:
-                settled, self._settled = self._settled, False
-                if not (still_ours and settled):
-                    self._settle()
-                yield
-                self._settled = True
-
-    @contextmanager
-    def _there(self) -> Iterator[None]:
-        """Report JournalAway, not damage, if a turn fails because the whole folder was removed meanwhile."""
-        try:
-            yield
-        except (PositionInvalid, JournalCorrupt, EventsGone) as error:
-            if not self._recovered or DurableEnd.read(self._directory) is not None:
-                raise
-            raise JournalAway(
-                "The journal is away", where=str(self._directory), next_step="Nothing was stored. Bring it back"
-            ) from error
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._group = GroupCommit(self._append_together)
 
     @property
-    def _offset(self) -> int:
-        return self._end.offset
+    def end(self) -> Position:
+        """The position after the last durable event, as of this writer's last turn."""
+        return Position.of({PARTITION: self._offset})
 
-    def _store(self, batch: pa.RecordBatch) -> None:
-        """Steps 4 to 6, within this writer's turn."""
-        if not self._schema_is_ours or self._rolling.is_due(self._end, self._clock.now_us()):
-            self._roll()
-        first = self._end.offset
-        self._write(segment.pack_frame(self._id, first, batch), batch.num_rows)
-        self._publish()
-        self._ids.note(batch.column("id").to_pylist(), first, self._end)
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
+        """Store the events, all or none, and return their receipt once they are durable.
 
-    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        with self._there():
-            yield from self._journal.batches(start, stop)
+        An id is stored once: an event already stored with the same content is not stored again, and the receipt covers
+        the stored event. IdConflict if the journal, or this append, has the id with other content. A producer that
+        guarantees unique ids can skip the lookup (`compare_ids=False`): a repeated id is then stored again.
 
-    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
-        return self._ids.offsets(ids, self._end)
-
-    def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
-        return self._sequences.lasts(entities, self._end)
-
-    def _note(self, lasts: Mapping[str, int]) -> None:
-        self._sequences.note(lasts, self._end)
-
-    def _settle(self) -> None:
-        """Step 3: read the end, and make sure that nothing unsettled follows."""
-        marked = DurableEnd.read(self._directory)
-        if marked is not None and self._is_settled(marked):
-            self._end = marked
-            self._open_mark()
-        else:
-            self._recovered = False
-            self._recover(marked or DurableEnd(0, 0, 0))
-            self._recovered = True
-
-    def _is_settled(self, marked: DurableEnd) -> bool:
-        """Whether the journal ends at this mark, in the segment open here, with nothing begun after it."""
-        if not self._recovered or marked.segment_offset != self._end.segment_offset:
-            return False
-        found = os.fstat(self._file)
-        begun = marked.offset > marked.segment_offset and segment.segment_path(self._directory, marked.offset).exists()
-        return bool(found.st_nlink) and found.st_size == marked.segment_bytes and not begun
-
-    def _recover(self, marked: DurableEnd) -> None:
-        """As at opening: find the end, sync everything before it, and only then publish it to readers."""
-        self._id, self._end = recover(self._directory, uuid4(), self.journal_id)
-        self.journal_id = self._id
-        self._open_segment(self._end)
-        write_again(self._file, marked, self._end)
-        os.fdatasync(self._file)
-        self._open_mark()
-        self._publish()
-        os.fdatasync(self._mark)
-
-    def _write(self, parts: list[bytes | memoryview], rows: int) -> None:
-        """Steps 4 and 5. A failed write is cut off; after a failed sync nothing is trusted any more."""
-        size = sum(len(part) for part in parts)
-        try:
-            write_all(self._file, parts, self._end.segment_bytes)
-        except OSError:
-            os.ftruncate(self._file, self._end.segment_bytes)
-            raise
-        if self._durability == "synced":
-            self._sync()
-        self._end = DurableEnd(self._end.offset + rows, self._end.segment_offset, self._end.segment_bytes + size)
-
-    def _sync(self) -> None:
-        with self._breaking("The journal's disk failed to sync"):
-            os.fdatasync(self._file)
-
-    def _publish(self) -> None:
-        """Step 6. If it fails, the events are stored but not acknowledged: the next turn finds them, once."""
-        with self._breaking("The journal's end mark cannot be written"):
-            os.pwrite(self._mark, self._end.pack(), 0)
-
-    @contextmanager
-    def _breaking(self, what: str) -> Iterator[None]:
-        """After a failure in the block the content of the disk is unknown, so this writer accepts nothing more."""
-        try:
-            yield
-        except OSError as error:
-            self._broken = f"{what}: {error.strerror}"
-            raise JournalAway(self._broken, where=str(self._directory), next_step=_OPEN_AGAIN) from error
-
-    def _roll(self) -> None:
-        """Begin a segment. The mark is synced before the segment's first frame, so it never lags by a segment.
-
-        The old segment is synced, too: a writer with durability "written" may have appended to it.
+        Threads that share a writer share its syncs (`group_commit`), so many threads store more per second than one.
         """
-        self._sync()
-        path = segment.create(self._directory, self._end.offset, self.schema, self._id)
-        end = DurableEnd(self._end.offset, self._end.offset, path.stat().st_size)
-        self._open_segment(end)
-        self._end = end
-        self._publish()
-        with self._breaking("The journal's end mark failed to sync"):
-            os.fdatasync(self._mark)
+        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
 
-    def _open_segment(self, end: DurableEnd) -> None:
-        path = segment.segment_path(self._directory, end.segment_offset)
-        opened = os.open(path, os.O_RDWR)
-        _close(self._file)
-        self._file = opened
-        self._schema_is_ours = segment.schema(path).equals(self.schema)
-        self._rolling.opened(end, self._clock.now_us())
+    def append_each(
+        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
+    ) -> Appended:
+        """As `append`; returns the place of each event, and which events were stored before.
 
-    def _open_mark(self) -> None:
-        """Open the end mark, created atomically if missing: a reader may look, or a crash come, at any moment."""
-        path = self._directory / segment.END_NAME
-        if not path.exists():
-            write_atomically(path, self._end.pack())
-        opened = os.open(path, os.O_RDWR)
-        _close(self._mark)
-        self._mark = opened
+        `any_time`: ids of events whose producer gave no time; their times are not compared.
+        """
+        appended = self._group.append(AppendRequest(events, compare_ids=compare_ids, any_time=any_time))
+        assert isinstance(appended, Appended)
+        return appended
 
-    def _close_all(self) -> None:
-        """Close and forget the file descriptors: the operating system reuses their numbers."""
-        self._broken = "This writer is closed"
-        handles, self._file, self._mark = (self._file, self._mark), CLOSED, CLOSED
-        for handle in handles:
-            _close(handle)
-        self._turns.close()
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store the events of a record batch with at least the columns `columns.GIVEN`.
+
+        The journal assigns the sequences, whatever the batch has. Ids are not compared: for producers that guarantee
+        unique ids, and for copies of streams with repetitions.
+        """
+        batch = conformed(batch)
+        with self._turn():
+            return self._append(batch)
+
+    def append_numbered(self, batch: pa.RecordBatch) -> Position:
+        """Store events with the sequences they already have, to copy or merge journals.
+
+        Nothing is compared: the caller guarantees sequences without gaps for every entity.
+        """
+        batch = conformed(batch)
+        assert batch.column("sequence").null_count == 0, "each event must have its sequence"
+        with self._turn():
+            if batch.num_rows:
+                self._lasts(())  # `_note` needs the state of all earlier events
+                self._store(batch)
+                self._note(dict(zip(*(batch.column(name).to_pylist() for name in ("entity", "sequence")), strict=True)))
+            return self.end
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """Store events of one entity if its last event has the expected sequence (0: the entity has no event yet).
+
+        Otherwise SequenceConflict, with the current sequence. The same events again, recognised by their ids, get the
+        first receipt and are not stored twice, whatever sequence is expected. IdConflict if their content differs;
+        EventRefused if only some of the ids are stored, or an event belongs to another entity.
+        """
+        receipt = self._group.append(AppendRequest(events, entity, expected_sequence))
+        assert isinstance(receipt, Receipt)
+        return receipt
+
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of the entity's event with this id; None if no event has the id.
+
+        IdConflict if the event belongs to another entity.
+        """
+        with self._turn():
+            (offset,) = self._offsets([id_])
+            return None if offset is None else repeated(entity, (), self._stored([offset]))
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Repeat an append without a receipt; `since` is its producer's last receipt. The receipt covers all events.
+
+        Same as `append`, whose id lookup finds stored events; `since` is only checked.
+        """
+        self._check_since(since)
+        return self.append(events)
+
+    def append_once(self, events: Sequence[Event]) -> list[int]:
+        """As `append`; returns the offset of each event, or of its stored original.
+
+        The receipt of an event is the position just after its offset.
+        """
+        if not events:
+            return []
+        place = self.append_each(events).place
+        return [place(number).offset for number in range(len(events))]
+
+    def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
+        batch = encode(events_of(requests), self._clock.now_us())
+        with self._turn():
+            turn = AppendTurn(self._places, self._contents, self._stored_of, self._lasts, self._append_parts)
+            return settle(requests, batch, turn)
+
+    def _check_since(self, since: Position) -> None:
+        if since[PARTITION] > self._offset:
+            with self._turn():
+                for _ in self._read(since[PARTITION], self._offset):  # PositionInvalid
+                    pass
+
+    def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
+        return [None if offset is None else EventPlace(PARTITION, offset) for offset in self._offsets(ids)]
+
+    def _contents(self, places: Collection[EventPlace]) -> dict[EventPlace, Found]:
+        def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+            for first, batch in self._read(start, stop):
+                yield range(first, first + batch.num_rows), conformed(batch)
+
+        return read_contents(read, PARTITION, [place.offset for place in places])
+
+    def _stored_of(self, requests: Sequence[AppendRequest]) -> list[list[StoredEvent]]:
+        offsets = iter(self._offsets([event.id for event in events_of(requests)]))
+        each = [{event.id: next(offsets) for event in request.events} for request in requests]
+        return [self._known({id_: offset for id_, offset in some.items() if offset is not None}) for some in each]
+
+    def _known(self, offsets: Mapping[str, int]) -> list[StoredEvent]:
+        """The stored events with these ids; if reading fails, only the first of them, without content."""
+        try:
+            return self._stored(list(offsets.values()))
+        except (EventsGone, JournalCorrupt) as error:
+            first = min(offsets, key=lambda id_: offsets[id_])
+            return [StoredEvent.without_content(offsets[first], first, error)]
+
+    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
+        first = self._offset
+        self._append(batch)
+        return [_appended(first + low, first + high) for low, high in parts]
+
+    def _append(self, batch: pa.RecordBatch) -> Position:
+        """Assign sequences and store, within this writer's turn."""
+        if batch.num_rows:
+            batch, lasts = numbered(batch, self._lasts)
+            self._store(batch)
+            self._note(lasts)
+        return self.end
+
+    def _stored(self, offsets: Sequence[int]) -> list[StoredEvent]:
+        found: list[StoredEvent] = []
+        if not offsets:
+            return found
+        for first, batch in self._read(min(offsets), max(offsets) + 1):
+            for offset in offsets:
+                if first <= offset < first + batch.num_rows:
+                    id_, entity, sequence = (batch.column(name)[offset - first].as_py() for name in _KNOWN_BY)
+                    found.append(StoredEvent(offset, id_, entity, sequence or self._counted(entity, offset)))
+        return found
+
+    def _counted(self, entity: str, offset: int) -> int:
+        """The sequence of an event stored before sequences existed: its rank among its entity's events."""
+        batches = self._read(0, offset + 1)
+        return sum(pc.sum(pc.equal(batch.column("entity"), entity)).as_py() or 0 for _, batch in batches)
+
+    @property
+    @abstractmethod
+    def _offset(self) -> int:
+        """The journal's end, as of this writer's last turn."""
+
+    @abstractmethod
+    def _turn(self) -> AbstractContextManager[None]:
+        """Exclude all other writers; within the turn `_offset` is the journal's end."""
+
+    @abstractmethod
+    def _store(self, batch: pa.RecordBatch) -> None:
+        """Store the batch at the end, all or nothing; on return the batch is durable and visible to readers."""
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events of an offset range, each batch with its first offset."""
+
+    @abstractmethod
+    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
+        """The offset of the first event with each id; None for an id without event."""
+
+    @abstractmethod
+    def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
+        """The sequence of each entity's last event; 0 for an entity without events."""
+
+    @abstractmethod
+    def _note(self, lasts: Mapping[str, int]) -> None:
+        """Record the last sequences after `_store`; `_lasts` was called before. Must not fail."""
 
 
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Turn the operating system's write errors into JournalAway, with the next step."""
-    try:
-        yield
-    except OSError as error:
-        raise JournalAway(
-            f"The journal cannot be written: {error.strerror}",
-            where=str(directory),
-            next_step="Nothing was stored. Make room or mend the disk, then try again",
-        ) from error
+def _appended(first: int, behind: int) -> Appended:
+    position = Position(((PARTITION, behind),)) if behind else Position.start()
+    return Appended(position, lambda number: EventPlace(PARTITION, first + number))
 
 
-def _close(handle: int) -> None:
-    if handle != CLOSED:
-        os.close(handle)
+_KNOWN_BY = ("id", "entity", "sequence")

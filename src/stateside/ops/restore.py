@@ -24,7 +24,7 @@ from pathlib import Path
 from stateside.core.errors import EventsGone, PipelineRunning, RequestInvalid
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import make_durable, sync_directory, try_lock
-from stateside.journal.partitions import StoredStream, is_merged
+from stateside.journal.backends.nodes.stored_stream import StoredStream, is_merged
 from stateside.leadership import Leadership, Lease, alone
 from stateside.views.savepoint import RESTORING, Savepoint, names
 

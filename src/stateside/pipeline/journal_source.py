@@ -49,10 +49,10 @@ from pyspark.sql.types import StructType
 
 from stateside.core.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, ViewInvalid
 from stateside.core.positions import Position
-from stateside.journal.partitions import StoredStream
+from stateside.journal.backends.files.segment import PARTITION, DurableEnd
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from stateside.journal.payload import check_fields, fitted
 from stateside.journal.predicates import EVER, Conditions, NumberRange, selected, shares, split, stretches
-from stateside.journal.segment import PARTITION, DurableEnd
 from stateside.pipeline.dead_letters import Refusals, Validator, passed
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX, JOURNAL_FORMAT
 

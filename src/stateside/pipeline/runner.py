@@ -33,7 +33,7 @@ from stateside.core.errors import StatesideError, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal.partitions import acknowledged_end
+from stateside.journal.backends.nodes.stored_stream import acknowledged_end
 from stateside.journal.payload import keep_fields
 from stateside.leadership import Leadership
 from stateside.pipeline import driver_lock

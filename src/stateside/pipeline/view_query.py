@@ -41,7 +41,7 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
-from stateside.journal.partitions import StoredStream
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from stateside.leadership import Leadership
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View

@@ -14,9 +14,9 @@ from stateside.billing.model import clock_tick
 from stateside.core.errors import RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.journal.columns import GIVEN
-from stateside.journal.folder import open_journal, open_writer
+from stateside.journal.location import open_journal, open_writer
 
 TICK_S = 0.05
 NUDGE_S = 2.0  # a restarted query needs an event to go on while the feeder waits for it
@@ -158,7 +158,7 @@ class Feeder:
         (batch,) = rows.select(GIVEN.names).combine_chunks().to_batches()
         return self._writer.append_batch(batch)
 
-    def _resume(self, journal: Journal) -> None:
+    def _resume(self, journal: FileLog) -> None:
         """Skip the events in the journal, which must be this generator's."""
         for event in journal.events():
             if event.id.startswith(NUDGE):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from stateside.core.layout import Layout
-from stateside.journal.kafka import KafkaJournal, create_topic
-from stateside.journal.kafka.topic_folder import place
+from stateside.journal.backends.kafka import KafkaJournal, create_topic
+from stateside.journal.backends.kafka.topic_folder import place
 from stateside.testbed.broker import Broker
 from stateside.testbed.cluster import Cluster
 

@@ -20,7 +20,7 @@ from deltalake import write_deltalake
 from stateside.billing.audit import Audit, Live, LiveBatch, audit
 from stateside.billing.audit.found import DEAD_LETTERS, DOCUMENTS
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 
 HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -156,7 +156,7 @@ class Books:
         return next(each for each in self.rows if each["customer"] == customer)
 
     def live(self) -> Live:
-        end = Journal(self.layout.journal).end()["0"]
+        end = FileLog(self.layout.journal).end()["0"]
         standing = LiveBatch(self.batch, end if self.position is None else self.position, self.watermark_us)
         return Live(standing, iter(deepcopy(self.rows)), iter(deepcopy(self.rollups)))
 

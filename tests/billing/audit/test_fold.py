@@ -13,7 +13,7 @@ from stateside.billing.audit import fold as folding
 from stateside.billing.audit.fold import fold
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from tests.billing.audit.books import HOUR_US, NIPPON, Pen, assign, plan, right_books, us, used
 from tests.sizes import not_in_fast, sized
 
@@ -21,7 +21,7 @@ NOW = "2026-01-20T00:00"
 
 
 def fold_all(folder: Path) -> Ledger:
-    journal = Journal(Layout(folder).journal)
+    journal = FileLog(Layout(folder).journal)
     ledger = Ledger(folder / "audit")
     fold(ledger, journal, journal.end()["0"])
     return ledger
@@ -236,7 +236,7 @@ def test_sums_are_added_up_when_their_log_has_grown(tmp_path: Path, monkeypatch:
 def test_a_range_of_a_topic_may_hold_no_event(tmp_path: Path) -> None:
     """Offsets of Kafka's transaction markers."""
 
-    class Markers(Journal):
+    class Markers(FileLog):
         def batches(self, start: int, stop: int | None = None, **_: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
             return iter(())
 

@@ -10,7 +10,7 @@ import pytest
 from stateside.billing.audit import fold as folding
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.errors import OperatingError, PastChanged
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from tests.billing.audit.books import Books, open_row, right_books, us, used
 from tests.sizes import not_in_fast
 
@@ -43,7 +43,7 @@ def test_the_second_audit_folds_new_events_only(books: Books) -> None:
 
 
 def test_what_stands_behind_the_batch_is_not_looked_at(books: Books) -> None:
-    books.position = Journal(books.layout.journal).end()["0"]
+    books.position = FileLog(books.layout.journal).end()["0"]
     append_message(books)
     assert books.audit().differences() == []
 

@@ -13,7 +13,7 @@ import pytest
 from stateside.billing.audit import Audit, Live, LiveBatch, audit
 from stateside.billing.book.book import BookKeeper
 from stateside.core.layout import Layout
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from tests.billing.played import Query, append
 from tests.billing.story import BATCHES, ENDS, at
 from tests.sizes import not_in_fast, sized
@@ -21,7 +21,7 @@ from tests.sizes import not_in_fast, sized
 
 def audited(query: Query) -> Audit:
     """An audit at the query's batch, of the rows that its state has."""
-    plans = BookKeeper(Journal(query.layout.journal), None).at(query.position).plans
+    plans = BookKeeper(FileLog(query.layout.journal), None).at(query.position).plans
     rows: list[dict[str, Any]] = []
     rollups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for (customer, end_us, type_, plan), (quantity, events) in query.open.items():

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from stateside.cli import main
 from stateside.core.errors import RequestInvalid
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.admin import JournalFiles
 from stateside.journal.admin.export import EXPORT_SCHEMA
-from stateside.journal.segment import segment_path
+from stateside.journal.backends.files.segment import segment_path
 
 EVENTS = [
     Event("c-1", "emma", "call", 1_000_000, {"seconds": 61}, ("night", "roaming")),
@@ -51,7 +51,7 @@ class TestStat:
         found = json.loads(run("stat", "--dir", folder, "--json").stdout)
         assert (found["events"], found["begin"], found["end"], found["segments"]) == (4, "0:0", "0:4", 1)
         assert found["bytes"] == segment_path(Path(folder, "journal"), 0).stat().st_size
-        assert found["journal"] == Journal(Path(folder, "journal")).id()
+        assert found["journal"] == FileLog(Path(folder, "journal")).id()
         assert found["first_appended"] <= found["last_appended"]
         assert (found["views_cover"], found["entities_in_views"]) in ((None, None), (3, 2))
 
@@ -115,7 +115,7 @@ class TestExport:
         other = str(tmp_path / "other")
         told = lines(run("append", "--dir", other, "--json", out))
         assert told == [{"receipt": "0:4", "stored": 4, "repeated": 0, "refused": 0}]
-        assert list(Journal(Path(other, "journal")).events()) == EVENTS
+        assert list(FileLog(Path(other, "journal")).events()) == EVENTS
 
     def test_parquet_has_the_journals_columns_and_the_offsets(self, folder: str, tmp_path: Path) -> None:
         out = tmp_path / "out.parquet"

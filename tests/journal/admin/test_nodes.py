@@ -20,12 +20,11 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter
 from stateside.journal.admin import Dropped, JournalFiles, Reader, drop_all, register, trim, verify
-from stateside.journal.merge import MergedStream, Merger, partition
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.log import node_logs
+from stateside.journal.backends.files.segment import segment_offsets
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, partition
+from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.queries import Queries, QueryViews
 from stateside.journal.queries.format import pack_block, unpack_block
-from stateside.journal.segment import segment_offsets
 
 ENTITIES = ["emma", "ben", "zoe", "ada"]
 
@@ -54,15 +53,15 @@ def fill(journal: Path, rounds: int = 10, name: str = "a", first: int = 0) -> No
         node.release(node.slots)
 
 
-def merge(journal: Path, partitions: int = 2) -> MergedStream:
+def merge(journal: Path, partitions: int = 2) -> MergedJournal:
     with Merger(journal, partitions) as merger:
         merger.merge()
         assert merger.gaps() == []
         assert merger.duplicates == 0
-    return MergedStream(journal)
+    return MergedJournal(journal)
 
 
-def ids(stream: MergedStream) -> list[str]:
+def ids(stream: MergedJournal) -> list[str]:
     return sorted(event.id for name in stream.partitions() for event in stream.events(name, stream.begin()[name]))
 
 
@@ -108,12 +107,12 @@ class TestTheCommands:
         everything = lines(run("read", "--dir", folder, "--json"))
         assert len(everything) == 4 * rounds
         exported = run("export", "--dir", folder, "--out", str(tmp_path / "all.parquet"), "--json")
-        assert lines(exported) == [{"events": 4 * rounds, "position": str(MergedStream(journal).end())}]
+        assert lines(exported) == [{"events": 4 * rounds, "position": str(MergedJournal(journal).end())}]
         table = pq.read_table(tmp_path / "all.parquet")
         assert sorted(set(table.column("partition").to_pylist())) == ["0", "1"]
 
     def test_reading_up_to_a_position_leaves_no_partition_out(self, tmp_path: Path, journal: Path) -> None:
-        end = MergedStream(journal).end()
+        end = MergedJournal(journal).end()
         stop = Position.of({"0": end["0"] - 3, "1": end["1"] - 2})
         found = lines(run("read", "--dir", str(tmp_path), "--to", str(stop), "--json"))
         assert len(found) == stop.events()
@@ -193,11 +192,11 @@ class TestTrimming:
         assert dropped["a.1"].begin >= 0
 
     def test_what_is_merged_goes_from_the_logs_and_everything_goes_on(self, journal: Path) -> None:
-        before = ids(MergedStream(journal))
+        before = ids(MergedJournal(journal))
         segments = len(segment_offsets(journal / "nodes" / "a" / "1"))
         (dropped,) = trim(journal).values()
         assert dropped.segments == segments - 1 > 3
-        assert ids(MergedStream(journal)) == before
+        assert ids(MergedJournal(journal)) == before
         for forget in (False, True):
             for name in ("index", "places") if forget else ():
                 shutil.rmtree(journal / "nodes" / "a" / "1" / name)
@@ -229,7 +228,7 @@ class TestTrimming:
                 node.append_to("emma", [Event("a-ben-0", "emma", "call", 0, {})])
 
     def test_a_receipt_of_a_trimmed_log_is_covered_and_its_place_is_the_end(self, journal: Path) -> None:
-        stream, receipt = MergedStream(journal), Position.of({"a.1": 3})
+        stream, receipt = MergedJournal(journal), Position.of({"a.1": 3})
         exact = stream.position_of(receipt)
         trim(journal)
         assert exact is not None
@@ -248,7 +247,7 @@ class TestTrimming:
         shutil.rmtree(journal / "merged")
         with Merger(journal) as merger, pytest.raises(EventsGone, match="Bring their segments back"):
             merger.merge()
-        assert ids(MergedStream(journal)) == []
+        assert ids(MergedJournal(journal)) == []
 
     def test_a_reader_that_registered_with_a_log_is_waited_for_and_others_are_trimmed(self, journal: Path) -> None:
         fill(journal, 10, "b")
@@ -267,7 +266,7 @@ class TestTrimming:
                 merger.merge()
                 dropped += trim(journal)["a.1"].segments
         assert dropped > 6
-        assert len(ids(MergedStream(journal))) == 70
+        assert len(ids(MergedJournal(journal))) == 70
 
     def test_an_index_that_is_behind_a_trimmed_log_takes_the_rest_from_its_base(self, journal: Path) -> None:
         with NodeWriter(journal, "b") as other:
@@ -302,7 +301,7 @@ class TestRetentionOfTheStream:
         return journal
 
     def test_segments_of_all_partitions_go_and_readers_and_mergers_go_on(self, long: Path, tmp_path: Path) -> None:
-        stream, place = MergedStream(long), JournalFiles.of(long)
+        stream, place = MergedJournal(long), JournalFiles.of(long)
         kept = stream.end()
         done = drop_all(place, kept, [], tmp_path / "archive")
         assert set(done) == {"0", "1"}
@@ -331,14 +330,14 @@ class TestRetentionOfTheStream:
             list(stream.batches("0", 0, 1))
 
     def test_what_a_reader_needs_in_any_partition_stays_in_all(self, long: Path) -> None:
-        stream = MergedStream(long)
+        stream = MergedJournal(long)
         reader = Reader("slow", Position.of({"0": stream.end()["0"]}))
         with pytest.raises(EventsNeeded, match=r"slow has read up to .*, and the events before 1:"):
             drop_all(JournalFiles.of(long), stream.end(), [reader])
         assert stream.begin() == Position.start()
 
     def test_a_partition_that_lies_in_another_one_s_place_is_told(self, long: Path) -> None:
-        stream = MergedStream(long)
+        stream = MergedJournal(long)
         (long / "merged" / "0").rename(long / "merged" / "x")
         (long / "merged" / "1").rename(long / "merged" / "0")
         (long / "merged" / "x").rename(long / "merged" / "1")
@@ -358,7 +357,7 @@ class TestVerify:
         assert verdict.compared == ["views", "nodes' logs"]
         assert (verdict.entities, verdict.events) == (4, 2 * 84)
         trim(journal)
-        drop_all(JournalFiles.of(journal), MergedStream(journal).end(), [])
+        drop_all(JournalFiles.of(journal), MergedJournal(journal).end(), [])
         verdict = verify(JournalFiles.of(journal))
         assert verdict.ok, verdict.lines()
 
@@ -384,7 +383,7 @@ class TestVerify:
         assert ("The log a.1" if "nodes" in where else f"Partition {where[-1]} of the stream") in result.stdout
 
     def test_views_that_know_something_else_are_found_in_each_partition(self, tmp_path: Path, journal: Path) -> None:
-        stream = MergedStream(journal)
+        stream = MergedJournal(journal)
         with QueryViews(stream, journal / "views") as views:
             views.follow()
         generation = next((journal / "views").glob("*/data.mdb")).parent

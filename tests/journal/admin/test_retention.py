@@ -25,7 +25,7 @@ from stateside.core.clock import ManualClock
 from stateside.core.errors import EventsGone, EventsNeeded, JournalCorrupt
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.admin import (
     JournalFiles,
     Reader,
@@ -38,10 +38,10 @@ from stateside.journal.admin import (
     verify,
 )
 from stateside.journal.admin.verification import Verification
-from stateside.journal.lock import Turns
+from stateside.journal.backends.files.file_journal import FileJournal
+from stateside.journal.backends.files.lock import Turns
+from stateside.journal.backends.files.segment import segment_offsets, segment_path
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.segment import segment_offsets, segment_path
-from stateside.journal.stream import FileStream
 from stateside.ops.journal_readers import known_readers
 from tests.sizes import not_in_fast
 from tests.waiting import WAIT_S_MAX
@@ -77,9 +77,9 @@ class TestADrop:
         self, tmp_path_factory: pytest.TempPathFactory, before: int, forget: bool, views: bool
     ) -> None:
         place = filled(tmp_path_factory.mktemp("journal"))
-        kept = list(Journal(place.directory).events())
+        kept = list(FileLog(place.directory).events())
         if views:
-            with QueryViews(FileStream(place.directory), place.views) as followed:
+            with QueryViews(FileJournal(place.directory), place.views) as followed:
                 followed.follow()
         done = drop(place, before, [])
         assert done.begin <= before
@@ -87,7 +87,7 @@ class TestADrop:
         if forget:  # whatever is made again must not begin to count again
             for index in (place.ids, place.sequences):
                 shutil.rmtree(index, ignore_errors=True)
-        journal = Journal(place.directory)
+        journal = FileLog(place.directory)
         assert list(journal.events(journal.begin())) == kept[done.begin :]
         with JournalWriter(place.directory) as writer:
             receipt = writer.append_to("early-0", [Event("again", "early-0", "call", 9, {})], expected_sequence=1)
@@ -98,7 +98,7 @@ class TestADrop:
 
     def test_views_that_are_made_anew_begin_where_the_journal_does(self, place: JournalFiles) -> None:
         begin = drop(place, 30, []).begin
-        stream = FileStream(place.directory)
+        stream = FileJournal(place.directory)
         with QueryViews(stream, place.views) as views:
             assert views.follow() == stream.end()
             queries = Queries(stream, views)
@@ -110,13 +110,13 @@ class TestADrop:
         assert verify(place).ok
 
     def test_views_that_end_where_the_journal_begins_go_on(self, place: JournalFiles) -> None:
-        end = Journal(place.directory).end()
-        with QueryViews(FileStream(place.directory), place.views) as views:
+        end = FileLog(place.directory).end()
+        with QueryViews(FileJournal(place.directory), place.views) as views:
             views.follow()
             with JournalWriter(place.directory, segment_bytes_max=1) as writer:
                 writer.append(events(1, COUNT))
             drop(place, COUNT, [Reader("views", end)])
-            assert Journal(place.directory).begin() == end
+            assert FileLog(place.directory).begin() == end
             generation = (place.views / "current").read_text()
             assert views.follow() == Position.of({"0": COUNT + 1})
             assert (place.views / "current").read_text() == generation
@@ -185,7 +185,7 @@ class TestBesideWriters:
             for number in range(2, 6):
                 ahead.append_to("shared", [Event(f"s{number}", "shared", "call", 0, {})])
             drop(place, COUNT + 4, [])
-            assert Journal(place.directory).begin()["0"] > COUNT + 1
+            assert FileLog(place.directory).begin()["0"] > COUNT + 1
             assert behind.append_to("shared", [Event("s6", "shared", "call", 0, {})]).last_sequence == 6
         assert verify(place).ok
 
@@ -194,7 +194,7 @@ DROP = """
 import os
 import sys
 from pathlib import Path
-from stateside.journal.segment import segment_offsets, segment_path
+from stateside.journal.backends.files.segment import segment_offsets, segment_path
 from stateside.journal.admin import JournalFiles, drop
 
 place = JournalFiles(Path(sys.argv[1]))
@@ -247,10 +247,10 @@ class TestBesideUpkeep:
 class TestReadersOfWhatIsGone:
     def test_they_get_an_error_that_names_the_range_and_both_ways_on(self, place: JournalFiles) -> None:
         begin = drop(place, 30, []).begin
-        stream = FileStream(place.directory)
+        stream = FileJournal(place.directory)
         with QueryViews(stream, place.views) as views:
             for read in (
-                lambda: list(Journal(place.directory).events()),
+                lambda: list(FileLog(place.directory).events()),
                 lambda: list(stream.batches("0", 3, 40)),
                 lambda: list(Queries(stream, views).all().current()),
                 lambda: list(Queries(stream, views).tagged("tag").current(Position.of({"0": 3}))),
@@ -262,7 +262,7 @@ class TestReadersOfWhatIsGone:
 
     def test_views_that_never_had_the_events_do_not_make_a_query_leave_them_out(self, place: JournalFiles) -> None:
         begin = drop(place, 30, []).begin
-        stream = FileStream(place.directory)
+        stream = FileJournal(place.directory)
         with QueryViews(stream, place.views) as views:
             views.follow()
             queries = Queries(stream, views)
@@ -277,7 +277,7 @@ class TestReadersOfWhatIsGone:
         begin = drop(place, 30, []).begin
         segment_path(place.directory, begin).unlink()
         with pytest.raises(JournalCorrupt, match=f"no event at offset {begin}"):
-            list(Journal(place.directory).events(Position.of({"0": begin})))
+            list(FileLog(place.directory).events(Position.of({"0": begin})))
         assert set(verify(place).findings.counts) == {"missing"}
 
 
@@ -290,7 +290,7 @@ class TestRefusals:
 
     def test_registered_readers_and_the_views_of_queries_are_known(self, place: JournalFiles) -> None:
         register(place, "exporter", Position.of({"0": 7}))
-        with QueryViews(FileStream(place.directory), place.views) as views:
+        with QueryViews(FileJournal(place.directory), place.views) as views:
             views.follow()
         found = {reader.name: str(reader.position) for reader in retention_readers(place)}
         assert found == {"exporter": "0:7", "the views of queries": f"0:{COUNT}"}
@@ -321,7 +321,7 @@ class TestTheArchive:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(retention, step, crash)
             drop(place, 30, [], tmp_path / "archive")
-        assert len(list(Journal(place.directory).events())) == COUNT
+        assert len(list(FileLog(place.directory).events())) == COUNT
         assert verify(place).ok
         assert drop(place, 30, [], tmp_path / "archive").segments > 1
         assert verify(place).ok
@@ -333,7 +333,7 @@ class TestTheArchive:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(retention, "_delete", lambda place, ranges: _delete_one_and_crash(place, first))
             drop(place, 30, [])
-        assert Journal(place.directory).begin() == Position.of({"0": second})
+        assert FileLog(place.directory).begin() == Position.of({"0": second})
         assert verify(place).ok
         with JournalWriter(place.directory) as writer:
             assert writer.append_to("early-0", [Event("x", "early-0", "call", 9, {})]).first_sequence == 2
@@ -393,7 +393,7 @@ class TestReadersOfAnApplication:
         self, place: JournalFiles, tmp_path: Path
     ) -> None:
         layout = Layout(tmp_path)
-        here = Journal(place.directory).id()
+        here = FileLog(place.directory).id()
         self.written(layout.view("counts").checkpoint, *(json.dumps({"0": at, "journal": here}) for at in (10, 20, 30)))
         self.written(layout.view("new").checkpoint, json.dumps({"0": 10, "journal": here}))
         self.written(layout.view("kafka").checkpoint, json.dumps({"calls": {"0": 5}}), json.dumps({"calls": {"0": 9}}))

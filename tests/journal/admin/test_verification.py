@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from stateside.journal import Event, JournalWriter
 from stateside.journal import index as index_module
 from stateside.journal.admin import JournalFiles, VerificationResult, verify
+from stateside.journal.backends.files.file_journal import FileJournal
+from stateside.journal.backends.files.segment import segment_offsets, segment_path
 from stateside.journal.columns import encode
 from stateside.journal.index import hash_of
 from stateside.journal.queries import QueryViews
 from stateside.journal.queries import format as form
 from stateside.journal.queries import generation as generations
-from stateside.journal.segment import segment_offsets, segment_path
-from stateside.journal.stream import FileStream
 
 EVENTS = 60
 
@@ -42,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JournalFiles:
     with JournalWriter(place.directory, segment_bytes_max=6_000) as writer:
         for first in range(0, EVENTS - 10, 5):
             writer.append_once(events(5, first))
-        with QueryViews(FileStream(place.directory), place.views) as views:
+        with QueryViews(FileJournal(place.directory), place.views) as views:
             views.follow()
         writer.append(events(10, EVENTS - 10))
     return place
@@ -254,6 +254,6 @@ class TestTheViews:
     def test_a_rebuild_mends_them(self, place: JournalFiles) -> None:
         key, _ = self.stored(place, "blocks")[0]
         assert not self.changed(place, "blocks", key, None).ok
-        with QueryViews(FileStream(place.directory), place.views) as views:
+        with QueryViews(FileJournal(place.directory), place.views) as views:
             views.rebuild()
         assert verify(place).ok

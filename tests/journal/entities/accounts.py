@@ -10,9 +10,9 @@ from typing import Any
 
 from stateside.core.errors import CommandRefused
 from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.entities import Entities, Entity, NewEvent, Snapshots
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Bank:
     def model(self, entity: str, version: int = 1) -> Balance:
         """The state by definition: the fold of the whole log."""
         kind, state, number = Account(version), Balance(), 0
-        for event in FileStream(self.folder / "journal").journal.events():
+        for event in FileJournal(self.folder / "journal").journal.events():
             if event.entity == entity:
                 number += 1
                 state = kind.fold(state, Event(event.id, entity, event.type, 0, event.payload, sequence=number))
@@ -89,7 +89,7 @@ class Bank:
 
 @contextmanager
 def bank(folder: Path) -> Iterator[Bank]:
-    stream = FileStream(folder / "journal")
+    stream = FileJournal(folder / "journal")
     with (
         JournalWriter(folder / "journal", durability="written") as writer,
         QueryViews(stream, folder / "views") as views,

@@ -10,9 +10,9 @@ import pytest
 from stateside.core.errors import CommandRefused, EventRefused, NotFreshEnough, SequenceConflict
 from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter, Upcasters
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.entities import Entities, Entity, NewEvent, commands
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.stream import FileStream
 from tests.journal.entities.accounts import Account, Balance, Pay, bank, paid
 from tests.journal.old_format import write_old
 
@@ -184,7 +184,7 @@ def test_a_state_is_folded_from_events_as_they_are_read(tmp_path: Path) -> None:
         assert Entities(b.writer, queries, Payloads()).look("emma").state == asked.state
 
 
-class Lagging(FileStream):
+class Lagging(FileJournal):
     """A stream that is behind its writer, as a merged one may be."""
 
     limit = 0

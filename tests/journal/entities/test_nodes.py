@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from stateside.core.errors import NotFreshEnough
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
+from stateside.journal.backends.nodes.ownership import slot_of
 from stateside.journal.entities import Entities, Snapshots, commands
-from stateside.journal.merge import MergedStream, Merger
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.ownership import slot_of
 from stateside.journal.queries import Queries, QueryViews
 from tests.journal.entities.accounts import Account, Balance, Pay
 
 
 @contextmanager
 def accounts(folder: Path, node: NodeWriter) -> Iterator[Entities[Balance, Pay]]:
-    stream = MergedStream(folder)
+    stream = MergedJournal(folder)
     with QueryViews(stream, folder / "views") as views, Snapshots(folder / f"snapshots-{node.name}") as snapshots:
         yield Entities(node, Queries(stream, views), Account(), snapshots=snapshots, snapshot_every=2)
 

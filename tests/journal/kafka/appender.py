@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stateside.core.errors import StatesideError
 from stateside.journal import Event
-from stateside.journal.kafka import KafkaWriter, Topic
+from stateside.journal.backends.kafka import KafkaWriter, Topic
 
 
 def main(address: str, topic: str, folder: str, id_: str, step: str = "0", how: str = "kill") -> None:

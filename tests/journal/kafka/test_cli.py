@@ -18,8 +18,8 @@ from stateside.cli import main
 from stateside.cli.kafka import _watch
 from stateside.core.errors import SettingInvalid, SetupError
 from stateside.core.processes import free_port
-from stateside.journal.kafka import KafkaJournal
-from stateside.journal.kafka.topic import topic_at
+from stateside.journal.backends.kafka import KafkaJournal
+from stateside.journal.backends.kafka.topic import topic_at
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import delete_before, new_topic, real, send, stored_value
 from tests.sizes import in_full

@@ -15,7 +15,7 @@ from stateside.core.errors import EventsGone, JournalAway, PositionInvalid, Sett
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
 from stateside.journal import Event
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, consumers, create_topic
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, consumers, create_topic
 from stateside.journal.queries import Queries, QueryViews
 from stateside.testbed.broker import Broker
 from tests.journal.entities.accounts import Account, Pay

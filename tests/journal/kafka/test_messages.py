@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.journal import Event
+from stateside.journal.backends.kafka.messages import HEADERS, NoEvent, batch_of, values_of
 from stateside.journal.columns import decode, encode
 from stateside.journal.index import numbered
-from stateside.journal.kafka.messages import HEADERS, NoEvent, batch_of, values_of
 from tests.journal.kafka.topics import stored_value
 
 YEAR_2099_US = 4_070_908_800_000_000

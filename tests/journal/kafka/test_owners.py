@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway, JournalFenced, SettingInvalid
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import event, names_in, new_topic, real, sequences
 from tests.sizes import in_full, sized

@@ -14,12 +14,12 @@ from stateside.cli import main
 from stateside.core.errors import JournalAway, JournalFenced, PositionInvalid, SettingInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Journal, JournalWriter
-from stateside.journal.folder import open_journal, open_writer
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.journal.kafka.shared_writer import PlacedWriter
-from stateside.journal.kafka.topic import topic_at
-from stateside.journal.kafka.topic_folder import NAME, TopicLog, place, placed, topic_of
+from stateside.journal import FileLog, JournalWriter
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+from stateside.journal.backends.kafka.topic import topic_at
+from stateside.journal.backends.kafka.topic_folder import NAME, TopicLog, place, placed, topic_of
+from stateside.journal.location import open_journal, open_writer
 from stateside.pipeline.sources import JournalEvents, Reading
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import add_partitions, delete, event, new_topic, real
@@ -30,7 +30,7 @@ def test_a_folder_without_a_note_has_its_journal_on_files(tmp_path: Path) -> Non
     with open_writer(tmp_path) as writer:
         receipt = writer.append([event("a")])
     journal = open_journal(tmp_path)
-    assert type(journal) is Journal
+    assert type(journal) is FileLog
     assert journal.in_stamps(receipt) == journal.end() == receipt
     with pytest.raises(JournalAway, match="is no topic on Kafka"):
         topic_of(tmp_path)

@@ -17,9 +17,9 @@ from stateside.core.errors import StatesideError
 from stateside.core.layout import Layout
 from stateside.core.processes import free_port
 from stateside.journal import Event
-from stateside.journal.folder import open_writer
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.journal.kafka.topic_folder import place
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.backends.kafka.topic_folder import place
+from stateside.journal.location import open_writer
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import real
 

@@ -21,10 +21,10 @@ from stateside.core.errors import (
 )
 from stateside.core.positions import Position
 from stateside.journal.append_batch import Appended, AppendRequest
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, create_topic
+from stateside.journal.backends.kafka.admin import Admin
+from stateside.journal.backends.kafka.topic import partition_of
 from stateside.journal.columns import encode
-from stateside.journal.kafka import KafkaJournal, KafkaWriter, create_topic
-from stateside.journal.kafka.admin import Admin
-from stateside.journal.kafka.topic import partition_of
 from stateside.journal.receipt import Receipt
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import (

@@ -19,9 +19,9 @@ from confluent_kafka.admin import (
 )
 
 from stateside.journal import Event
-from stateside.journal.kafka import KafkaJournal, Topic, create_topic
-from stateside.journal.kafka.admin import Admin
-from stateside.journal.kafka.topic import partition_of
+from stateside.journal.backends.kafka import KafkaJournal, Topic, create_topic
+from stateside.journal.backends.kafka.admin import Admin
+from stateside.journal.backends.kafka.topic import partition_of
 from stateside.testbed.broker import Broker
 
 real = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches the broker's jars

@@ -18,12 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stateside.core.errors import EntityElsewhere, JournalFenced
 from stateside.journal import JournalWriter
 from stateside.journal.admin import JournalFiles, trim, verify
-from stateside.journal.merge import MergedStream, Merger
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.log import Fence, node_logs
-from stateside.journal.nodes.ownership import slot_of
+from stateside.journal.backends.files.segment import DurableEnd, segment_path
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
+from stateside.journal.backends.nodes.log import Fence, node_logs
+from stateside.journal.backends.nodes.ownership import slot_of
 from stateside.journal.receipt import Receipt
-from stateside.journal.segment import DurableEnd, segment_path
 from tests.journal.nodes.dying import Killed, after_check, at_call, event, kill
 from tests.sizes import examples, sized
 
@@ -208,7 +207,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule()
     def trim(self) -> None:
-        if MergedStream(self.folder).id() is not None:
+        if MergedJournal(self.folder).id() is not None:
             trim(self.folder)
 
     @rule(name=NODES, index=st.sampled_from(["index", "places"]))
@@ -223,7 +222,7 @@ class Nodes(RuleBasedStateMachine):
 
     @invariant()
     def offsets_keep_their_events_and_entities_their_order(self) -> None:
-        stream, sequences = MergedStream(self.folder), defaultdict(list)
+        stream, sequences = MergedJournal(self.folder), defaultdict(list)
         for name in stream.partitions():
             events = list(stream.events(name))
             ids = [found.id for found in events]
@@ -255,7 +254,7 @@ class Nodes(RuleBasedStateMachine):
         self.stack.close()
 
     def _check_acknowledged(self) -> None:
-        stream = MergedStream(self.folder)
+        stream = MergedJournal(self.folder)
         found = {one.id: (one.entity, one.sequence) for name in stream.partitions() for one in stream.events(name)}
         assert found == self.acknowledged, {
             id_: (found.get(id_), self.acknowledged.get(id_))

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.journal import Event
-from stateside.journal.merge import Merger, merger
-from stateside.journal.merge.partition import MergedPartition
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.log import node_logs
-from stateside.journal.nodes.ownership import slot_of
-from stateside.journal.partitions import StoredStream
-from stateside.journal.segment import DurableEnd
+from stateside.journal.backends.files.segment import DurableEnd
+from stateside.journal.backends.nodes import Merger, NodeWriter, merger
+from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.ownership import slot_of
+from stateside.journal.backends.nodes.partition import MergedPartition
+from stateside.journal.backends.nodes.stored_stream import StoredStream
 from tests.sizes import not_in_fast, sized
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

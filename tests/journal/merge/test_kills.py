@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from stateside.core.positions import Position
-from stateside.journal.merge import MergedStream, Merger
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
 from tests.journal.nodes.dying import event
 from tests.sizes import sized
 from tests.waiting import wait_until
@@ -30,8 +29,8 @@ sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, 
 from pathlib import Path
 from stateside.core.errors import EntityElsewhere, JournalFenced
 from stateside.journal.event import Event
-from stateside.journal.merge import Merger
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.nodes import Merger
+from stateside.journal.backends.nodes import NodeWriter
 folder = Path(sys.argv[1])
 """
 
@@ -109,7 +108,7 @@ class Acknowledged:
 
 
 def merged(folder: Path) -> dict[str, list[tuple[str, str, int | None]]]:
-    stream = MergedStream(folder)
+    stream = MergedJournal(folder)
     return {
         name: [(found.id, found.entity, found.sequence) for found in stream.events(name)]
         for name in stream.partitions()
@@ -153,7 +152,7 @@ def test_nodes_and_mergers_killed_at_any_moment_lose_and_double_nothing(tmp_path
 
 
 def _check(folder: Path, acknowledged: Acknowledged, seen: dict[str, list[Any]]) -> None:
-    found, stream = merged(folder), MergedStream(folder)
+    found, stream = merged(folder), MergedJournal(folder)
     entities: dict[str, list[int | None]] = defaultdict(list)
     for partition, events in found.items():
         assert events[: len(seen[partition])] == seen[partition]

@@ -16,16 +16,15 @@ from stateside.core.errors import (
     SettingInvalid,
     StatesideError,
 )
-from stateside.journal.merge import Gap, MergedStream, Merger
-from stateside.journal.merge import merger as merger_module
-from stateside.journal.merge.partition import MergedPartition
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.nodes import Gap, MergedJournal, Merger, NodeWriter
+from stateside.journal.backends.nodes import merger as merger_module
+from stateside.journal.backends.nodes.partition import MergedPartition
 from tests.journal.nodes.dying import Killed, at_call, die, event
 from tests.sizes import some
 
 
 def merged(folder: Path) -> list[tuple[str, str, int | None]]:
-    stream = MergedStream(folder)
+    stream = MergedJournal(folder)
     events = [found for name in stream.partitions() for found in stream.events(name)]
     return [(found.id, found.entity, found.sequence) for found in events]
 
@@ -55,7 +54,7 @@ def test_an_entity_s_events_are_all_in_one_partition(tmp_path: Path) -> None:
             if number % 4 == 0:
                 merger.merge()
         merger.merge()
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     assert list(stream.partitions()) == ["0", "1", "2"]
     assert stream.end().events() == 30
     places = {found.entity: set() for name in stream.partitions() for found in stream.events(name)}
@@ -96,10 +95,10 @@ def test_an_event_waits_for_the_one_before_it_and_the_gap_is_told(tmp_path: Path
     with Merger(tmp_path) as merger:
         assert merger.merge() == 1
         assert merged(tmp_path) == [("ben", "ben", 1)]
-        assert merger.gaps() == MergedStream(tmp_path).gaps() == [Gap("emma", 1, 1_500)]
+        assert merger.gaps() == MergedJournal(tmp_path).gaps() == [Gap("emma", 1, 1_500)]
         away.rename(tmp_path / "nodes" / "b")
         assert merger.merge() == 3
-        assert merger.gaps() == MergedStream(tmp_path).gaps() == []
+        assert merger.gaps() == MergedJournal(tmp_path).gaps() == []
     assert merged(tmp_path) == [("ben", "ben", 1), ("0", "emma", 1), ("1", "emma", 2), ("2", "emma", 3)]
 
 
@@ -172,7 +171,7 @@ def test_a_merger_killed_at_any_call_loses_and_doubles_nothing_and_keeps_its_off
         with Merger(tmp_path, partitions=3) as merger:
             merger.merge()
         node.append([event(f"{number}", f"entity-{number % 5}") for number in range(20, 40)])
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     before = {name: list(stream.events(name)) for name in stream.partitions()}
     dying = Merger(tmp_path, partitions=3)
     try:
@@ -239,7 +238,7 @@ def test_the_index_may_be_deleted(tmp_path: Path) -> None:
 def test_a_stream_whose_birth_was_interrupted_is_born_anew(tmp_path: Path) -> None:
     with at_call("fsync", 3, die), pytest.raises(Killed):
         Merger(tmp_path, partitions=2)
-    assert MergedStream(tmp_path).id() is None
+    assert MergedJournal(tmp_path).id() is None
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path, partitions=2) as merger:
         node.append_to("emma", [event("0")])
         assert merger.merge() == 1
@@ -300,6 +299,6 @@ def test_an_end_mark_that_went_back_with_the_power_is_told_until_the_node_is_ope
 def test_what_says_which_stream_it_is_is_never_guessed(tmp_path: Path) -> None:
     Merger(tmp_path).close()
     (tmp_path / "merged" / "born").write_text("?")
-    for question in (lambda: Merger(tmp_path), MergedStream(tmp_path).id):
+    for question in (lambda: Merger(tmp_path), MergedJournal(tmp_path).id):
         with pytest.raises(JournalCorrupt, match="which merged stream"):
             question()

@@ -8,14 +8,13 @@ import pytest
 
 from stateside.core.errors import PositionAhead, PositionInvalid
 from stateside.core.positions import Position
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, partition
 from stateside.journal.columns import SCHEMA
-from stateside.journal.merge import MergedStream, Merger, partition
-from stateside.journal.nodes import NodeWriter
 from tests.journal.nodes.dying import event
 
 
 def test_a_stream_is_empty_before_its_first_merger(tmp_path: Path) -> None:
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     assert (stream.id(), list(stream.partitions()), stream.end()) == (None, [], Position.start())
     with NodeWriter(tmp_path, "a") as node:
         receipt = node.append_to("emma", [event("0")]).position
@@ -24,7 +23,7 @@ def test_a_stream_is_empty_before_its_first_merger(tmp_path: Path) -> None:
 
 
 def test_a_stream_has_an_id_for_life_and_the_journal_s_columns(tmp_path: Path) -> None:
-    stream, ids = MergedStream(tmp_path), set()
+    stream, ids = MergedJournal(tmp_path), set()
     for number in range(2):
         with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
             node.append_to("emma", [event(f"{number}")])
@@ -45,13 +44,13 @@ def test_events_come_back_as_they_were_given_to_the_node(tmp_path: Path) -> None
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         node.append_to("emma", [event("0"), event("1")])
         merger.merge()
-    found = list(MergedStream(tmp_path).events("0"))
+    found = list(MergedJournal(tmp_path).events("0"))
     assert found == [event("0"), event("1")]
     assert all(not one.extra for one in found)
 
 
 def test_a_reader_waits_until_the_end_has_moved(tmp_path: Path) -> None:
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         node.append_to("emma", [event("0")])
         assert not stream.wait(Position.start(), 0.01)
@@ -64,7 +63,7 @@ def test_a_reader_waits_until_the_end_has_moved(tmp_path: Path) -> None:
 
 
 def test_a_receipt_is_found_in_the_stream_once_it_is_merged(tmp_path: Path) -> None:
-    stream, receipts = MergedStream(tmp_path), []
+    stream, receipts = MergedJournal(tmp_path), []
     with NodeWriter(tmp_path, "a") as node, NodeWriter(tmp_path, "b") as other, Merger(tmp_path) as merger:
         for number in range(10):
             for name, writer in (("ben", other), ("emma", node)):
@@ -81,7 +80,7 @@ def test_a_receipt_is_found_in_the_stream_once_it_is_merged(tmp_path: Path) -> N
 
 
 def test_the_receipt_of_many_entities_is_behind_all_of_their_events(tmp_path: Path) -> None:
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path, partitions=3) as merger:
         node.append([event(f"before-{number}", f"entity-{number}") for number in range(9)])
         receipt = node.append([event(f"{number}", f"entity-{number}") for number in range(9)])
@@ -97,7 +96,7 @@ def test_a_receipt_is_covered_although_another_entity_waits(tmp_path: Path) -> N
     with NodeWriter(tmp_path, "b") as other:
         other.append_to("emma", [event("0")])
         other.release(other.slots)
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         waits = node.append_to("emma", [event("1")]).position
         goes_on = node.append_to("ben", [event("ben", "ben")]).position
@@ -112,7 +111,7 @@ def test_a_receipt_is_covered_although_another_entity_waits(tmp_path: Path) -> N
 
 def test_a_receipt_is_found_in_old_segments_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "SEGMENT_BYTES_MAX", 1)
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         receipts = []
         for number in range(6):
@@ -131,14 +130,14 @@ def test_a_receipt_whose_event_was_dropped_is_covered_by_the_equal_one(tmp_path:
         merger.merge()
         node.append_to("emma", [event("2")])
         merger.merge()
-    assert MergedStream(tmp_path).position_of(Position.of({"b.1": 2})) == Position.of({"0": 2})
+    assert MergedJournal(tmp_path).position_of(Position.of({"b.1": 2})) == Position.of({"0": 2})
 
 
 def test_what_is_no_receipt_of_this_folder_is_refused(tmp_path: Path) -> None:
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         node.append_to("emma", [event("0")])
         merger.merge()
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with pytest.raises(PositionInvalid, match=r"no log c\.1"):
         stream.covers(Position.of({"c.1": 1}))
     with pytest.raises(PositionAhead, match=r"a\.1 ends before 2"):
@@ -147,7 +146,7 @@ def test_what_is_no_receipt_of_this_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reader_waits_for_its_own_event(tmp_path: Path) -> None:
-    stream, stop = MergedStream(tmp_path), threading.Event()
+    stream, stop = MergedJournal(tmp_path), threading.Event()
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         thread = threading.Thread(target=merger.run, args=[stop])
         thread.start()
@@ -162,7 +161,7 @@ def test_a_reader_waits_for_its_own_event(tmp_path: Path) -> None:
 
 
 def test_the_tail_has_what_is_not_merged_as_far_as_nothing_is_missing_in_between(tmp_path: Path) -> None:
-    stream = MergedStream(tmp_path)
+    stream = MergedJournal(tmp_path)
     with NodeWriter(tmp_path, "b") as other, NodeWriter(tmp_path, "a") as node:
         for writer, ids in ((other, ["1"]), (node, ["2", "3"]), (other, ["4"])):
             writer.append_to("emma", [event(id_) for id_ in ids])

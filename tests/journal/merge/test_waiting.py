@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
+from stateside.journal.backends.nodes.merger import Row, Waiting
 from stateside.journal.columns import encode
-from stateside.journal.merge.merger import Row, Waiting
 from tests.journal.nodes.dying import event
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 from stateside.journal import Event
-from stateside.journal.nodes import NodeWriter
-from stateside.journal.nodes.log import Fence
+from stateside.journal.backends.nodes import NodeWriter
+from stateside.journal.backends.nodes.log import Fence
 
 
 class Killed(BaseException):

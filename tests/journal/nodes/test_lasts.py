@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from stateside.core.errors import JournalAway
-from stateside.journal.nodes import NodeWriter, last_sequences
-from stateside.journal.nodes.last_sequences import Lasts
-from stateside.journal.nodes.log import node_logs
+from stateside.journal.backends.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.nodes.last_sequences import Lasts
+from stateside.journal.backends.nodes.log import node_logs
 from tests.journal.nodes.dying import event
 
 

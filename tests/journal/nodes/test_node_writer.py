@@ -23,10 +23,10 @@ from stateside.core.errors import (
     SettingInvalid,
 )
 from stateside.core.positions import Position
+from stateside.journal.backends.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.nodes.log import Fence, NodeLog, Owner, is_sealed, node_logs
+from stateside.journal.backends.nodes.ownership import SLOTS, slot_of
 from stateside.journal.columns import encode
-from stateside.journal.nodes import NodeWriter, last_sequences
-from stateside.journal.nodes.log import Fence, NodeLog, Owner, is_sealed, node_logs
-from stateside.journal.nodes.ownership import SLOTS, slot_of
 from tests.journal.conftest import strangers
 from tests.journal.nodes.dying import Killed, after_check, at_call, die, event, kill
 from tests.sizes import not_in_fast
@@ -464,7 +464,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.nodes import NodeWriter, last_sequences
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.core.positions import Position
+from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import encode
 from stateside.journal.event import Event
-from stateside.journal.frames import Offsets
 
 
 class MemoryStream:

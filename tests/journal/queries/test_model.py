@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.journal import Event, JournalWriter, frames
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import Queries, QueryViews, ViewsProgress, indexer, predicate, query_reader, query_views
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
-from stateside.journal.stream import FileStream
 from tests.journal.queries.streams import Model, SparseStream
 from tests.sizes import examples, sized
 
@@ -64,7 +64,7 @@ class QueriesMachine(RuleBasedStateMachine):
         return JournalWriter(self.folder / "journal", segment_bytes_max=4_000)
 
     def new_stream(self) -> Any:
-        return FileStream(self.folder / "journal")
+        return FileJournal(self.folder / "journal")
 
     def open(self) -> None:
         self.stream = self.new_stream()

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from stateside.core.errors import JournalAway, NotFreshEnough, PositionAhead, RequestInvalid
 from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter, Upcasters, frames
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import FoundEvent, Queries, QueryViews, query_reader
 from stateside.journal.queries import entities as entities_module
-from stateside.journal.stream import FileStream
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream, Model
 from tests.sizes import examples, not_in_fast
@@ -30,8 +30,8 @@ def event(number: int, entity: str = "", tags: tuple[str, ...] = ("t",)) -> Even
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[tuple[FileStream, QueryViews, Queries]]:
-    stream = FileStream(folder / "journal")
+def opened(folder: Path) -> Iterator[tuple[FileJournal, QueryViews, Queries]]:
+    stream = FileJournal(folder / "journal")
     with QueryViews(stream, folder / "views") as views:
         yield stream, views, Queries(stream, views)
 

@@ -16,10 +16,10 @@ from stateside.core.errors import SetupError, ViewsBusy
 from stateside.core.positions import Position
 from stateside.core.storage import try_lock
 from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import Queries, QueryViews, ViewsProgress, query_views
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import DATABASES
-from stateside.journal.stream import FileStream
 from tests.sizes import not_in_fast, sized
 from tests.waiting import wait_until
 
@@ -34,7 +34,7 @@ def append(folder: Path, numbers: range) -> None:
 
 
 def opened(folder: Path) -> QueryViews:
-    return QueryViews(FileStream(folder / "journal"), folder / "views")
+    return QueryViews(FileJournal(folder / "journal"), folder / "views")
 
 
 def tagged(views: QueryViews, tag: str = "t1") -> list[int]:
@@ -222,10 +222,10 @@ import sys, threading
 from pathlib import Path
 from stateside.journal.queries import QueryViews, query_views, query_views
 from stateside.journal.queries.format import DATABASES
-from stateside.journal.stream import FileStream
+from stateside.journal.backends.files.file_journal import FileJournal
 query_views.TRANSACTION_EVENTS, query_views.TRANSACTION_S_MIN = 500, 0.01
 folder = Path(sys.argv[1])
-opened = QueryViews(FileStream(folder / "journal"), folder / "views")
+opened = QueryViews(FileJournal(folder / "journal"), folder / "views")
 print("ready", flush=True)
 opened.keep_following(threading.Event())
 """

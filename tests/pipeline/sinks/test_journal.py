@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.payload import payload_columns
 from stateside.leadership import Gates, Lease
 from stateside.pipeline.sinks.journal import JournalSink, check_columns, events_of, journal
@@ -40,7 +40,7 @@ def event_rows(batch: int) -> list[Row]:
 
 
 def emitted(layout: Layout) -> list[Event]:
-    return [event for event in Journal(layout.journal).events() if event.type == "emitted"]
+    return [event for event in FileLog(layout.journal).events() if event.type == "emitted"]
 
 
 def read_back(world: World) -> list[Values]:

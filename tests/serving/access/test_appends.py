@@ -10,7 +10,7 @@ import pytest
 
 from stateside.core.errors import AccessDenied, RequestInvalid
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.serving.access.principal import OPERATOR, Appends, Principal, check_appends
 from stateside.serving.access.tokens import Issuer, holder_of
 from stateside.serving.access.verifier import Verifier
@@ -55,13 +55,13 @@ def event(id_: str = "@c1/1", entity: str = "c1", type_: str = "usage", **more: 
 def test_a_scoped_token_appends_only_what_its_scope_names(layout: Layout, bad: dict[str, Any], why: str) -> None:
     with pytest.raises(AccessDenied, match=f"Event 1 of the request .*{why}"):
         post(layout, holder(), event("@c1/good"), bad)
-    assert Journal(layout.journal).end().events() == 0, "nothing of the request is stored"
+    assert FileLog(layout.journal).end().events() == 0, "nothing of the request is stored"
 
 
 def test_a_scoped_token_appends_its_own_events_and_an_unscoped_one_all(layout: Layout) -> None:
     post(layout, holder(), event("@c1/1"), event("@c1/2"))
     post(layout, OPERATOR, event("a", "c2", "credit", tags=["t"]))
-    assert [each.id for each in Journal(layout.journal).events()] == ["@c1/1", "@c1/2", "a"]
+    assert [each.id for each in FileLog(layout.journal).events()] == ["@c1/1", "@c1/2", "a"]
 
 
 def test_of_two_entities_no_id_is_both_s() -> None:

@@ -12,7 +12,7 @@ import pytest
 from stateside.core.errors import EventRefused
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.serving.clients import Client, requests
 from stateside.serving.web.event_routes import BODY_BYTES_MAX, EVENTS_MAX
 from tests.serving.conftest import serving
@@ -39,18 +39,18 @@ def test_events_are_stored_once_however_often_they_are_sent(url: str, folder: La
     events = [Event(f"{kind}-{number}", "emma", "order", 5, {"n": number}) for number in range(3)]
     with KINDS[kind](url) as client:
         receipt = client.append(events)
-        end = Journal(folder.journal).end()
+        end = FileLog(folder.journal).end()
         assert receipt == end
         assert client.append(events) == receipt
         with pytest.raises(EventRefused):
             client.append([{"entity": "emma"}])
-    assert Journal(folder.journal).end() == end
+    assert FileLog(folder.journal).end() == end
 
 
 def test_the_page_s_append_gives_a_receipt(url: str, folder: Layout, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"<!-- test: append -->\n```python\n(.*?)```", PAGE, re.DOTALL)
     exec(block.replace("http://127.0.0.1:8471", url), {"Client": Client})
-    assert Position.parse(capsys.readouterr().out.strip()) == Journal(folder.journal).end()
+    assert Position.parse(capsys.readouterr().out.strip()) == FileLog(folder.journal).end()
 
 
 def test_without_an_event_nothing_is_sent(url: str) -> None:
@@ -64,7 +64,7 @@ def many(kind: str, count: int, **payload: Any) -> list[Event]:
 
 
 def stored(folder: Layout, kind: str) -> list[str]:
-    return [event.id for event in Journal(folder.journal).events() if event.id.startswith(f"{kind}-")]
+    return [event.id for event in FileLog(folder.journal).events() if event.id.startswith(f"{kind}-")]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -74,7 +74,7 @@ def test_more_events_than_a_request_may_have_are_sent_in_several_and_stored_in_o
     events = many(f"many {kind}", 2 * EVENTS_MAX + 1)
     with KINDS[kind](url) as client:
         receipt = client.append(events)
-        assert receipt == Journal(folder.journal).end()
+        assert receipt == FileLog(folder.journal).end()
         assert client.append(events) == receipt
     assert stored(folder, f"many {kind}") == [event.id for event in events]
 

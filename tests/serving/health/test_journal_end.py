@@ -10,9 +10,9 @@ import pytest
 from stateside.core.errors import JournalAway
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, Journal, JournalWriter
-from stateside.journal.folder import open_writer
-from stateside.journal.kafka.topic_folder import place
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.kafka.topic_folder import place
+from stateside.journal.location import open_writer
 from stateside.serving.health import status as module
 from stateside.serving.health.status import JournalEnd
 from stateside.testbed.broker import Broker
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 ADDRESS = "kafka://127.0.0.1:1/billing"
 
 
-class Topic(Journal):
+class Topic(FileLog):
     """A topic that ends at 7, as soon as it may answer."""
 
     def __init__(self, folder: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
-from stateside.journal.merge import Merger
-from stateside.journal.nodes import NodeWriter
+from stateside.journal.backends.nodes import Merger, NodeWriter
 from stateside.serving.health.merge_status import MergeCondition, merge_condition
 from stateside.serving.health.metrics import Metrics
 from stateside.serving.rows.view_readers import ViewReaders

@@ -21,7 +21,7 @@ import jwt
 import pytest
 
 from stateside.core.layout import Layout
-from stateside.journal import Journal
+from stateside.journal import FileLog
 from stateside.serving.access.principal import OPERATOR
 from stateside.serving.access.token_files import KeyFile
 from stateside.serving.access.tokens import Claims, Issuer
@@ -228,7 +228,7 @@ def test_after_all_of_it_nothing_was_stored_and_the_log_has_no_error(served: Ser
     for case in CASES:
         served.ask(case)
     assert not STOLEN.exists()
-    assert len(list(Journal(served.layout.journal).events())) == 3
+    assert len(list(FileLog(served.layout.journal).events())) == 3
     text = served.log.read_text()
     assert "Traceback" not in text and "ERROR" not in text, text
     refusals = served.layout.refusals.read_text()

@@ -17,7 +17,7 @@ import pytest
 
 from stateside.core.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
 from stateside.core.layout import Layout
-from stateside.journal import Event, Journal, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.payload import ViewFields, keep_fields
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web import event_routes as event_routes_module
@@ -56,7 +56,7 @@ def post(layout: Layout, document: bytes) -> dict[str, Any]:
 def test_a_request_with_anything_bad_in_it_stores_nothing(layout: Layout, body: bytes, why: str) -> None:
     with pytest.raises(EventRefused, match=why):
         post(layout, body)
-    assert Journal(layout.journal).end()["0"] == 0
+    assert FileLog(layout.journal).end()["0"] == 0
 
 
 READINGS = ViewFields("site string, value double", pa.schema([("site", pa.string()), ("value", pa.float64())]))
@@ -70,7 +70,7 @@ def test_a_payload_that_does_not_fit_the_declared_fields_is_refused_and_the_fiel
         EventRefused, match=r"Event 1 of the request, 'b', .* the field 'value' is \"hot\", .* no double"
     ):
         post(layout, body)
-    assert Journal(layout.journal).end()["0"] == 0
+    assert FileLog(layout.journal).end()["0"] == 0
     keep_fields(layout.fields, {"hourly": replace(READINGS, types=("reading",))})
     assert len(post(layout, body)["receipts"]) == 2  # no view reads events of this type
 
@@ -78,7 +78,7 @@ def test_a_payload_that_does_not_fit_the_declared_fields_is_refused_and_the_fiel
 def test_an_exported_event_is_taken_with_all_its_fields(layout: Layout) -> None:
     more = {"version": 2, "metadata": {"trace": "x"}, "extra": {"n": 1}, "sequence": 7, "appended_us": 8}
     post(layout, json.dumps({"events": [event("a", payload={}, **more), event("b", data="/w==")]}).encode())
-    first, second = Journal(layout.journal).events()
+    first, second = FileLog(layout.journal).events()
     assert (first.version, first.metadata, first.extra, first.sequence) == (2, {"trace": "x"}, {"n": 1}, 1)
     assert (second.payload, second.sequence) == (b"\xff", 2)
 
@@ -104,11 +104,11 @@ def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_a
         return await asyncio.gather(*(made.append(events) for events in wanted))
 
     answers = asyncio.run(go())
-    ids = [each.id for each in Journal(layout.journal).events()]
+    ids = [each.id for each in FileLog(layout.journal).events()]
     assert [[ids[offset] for offset in answer] for answer in answers] == [
         [f"{n}-{m}" for m in range(n % 3 + 1)] for n in range(50)
     ]
-    assert len(list(Journal(layout.journal).batches(0, len(ids)))) < 50, "one sync for several requests"
+    assert len(list(FileLog(layout.journal).batches(0, len(ids)))) < 50, "one sync for several requests"
 
 
 def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(layout: Layout) -> None:
@@ -125,7 +125,7 @@ def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(l
             assert (conflict.ids, conflict.events) == (("a",), (number,))
 
     asyncio.run(go())
-    assert [each.id for each in Journal(layout.journal).events()] == ["a", "b"]
+    assert [each.id for each in FileLog(layout.journal).events()] == ["a", "b"]
 
 
 def test_a_request_without_times_may_be_sent_again(layout: Layout) -> None:
@@ -171,7 +171,7 @@ def test_a_server_started_while_the_journal_is_away_makes_no_new_one_if_views_ha
     with JournalWriter(layout.journal) as writer:
         writer.append([one])
     view = layout.view("words")
-    read = {"journal": Journal(layout.journal).id(), "0": 1}
+    read = {"journal": FileLog(layout.journal).id(), "0": 1}
     Written(view.checkpoint, WORDS).batch([], source=json.dumps(read))
     view.catalogue.write_text("{}")
     layout.journal.rename(away)
@@ -212,7 +212,7 @@ class TestOverHttp:
         receipts = first.json()["receipts"]
         assert first.json()["receipt"] == receipts[1]
         assert httpx.post(f"{url}/v1/events", json=body).json() == first.json()
-        found = [each for each in Journal(folder.journal).events() if each.id in ("a", "b")]
+        found = [each for each in FileLog(folder.journal).events() if each.id in ("a", "b")]
         assert [(each.payload, each.tags) for each in found] == [({"seconds": 61}, ()), ({}, ("night",))]
 
     def test_many_clients_that_repeat_themselves_store_each_event_once(self, url: str, folder: Layout) -> None:
@@ -225,7 +225,7 @@ class TestOverHttp:
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(send, range(40)))
         assert len(set(answers)) == 10
-        ids = [each.id for each in Journal(folder.journal).events() if each.id.startswith("many-")]
+        ids = [each.id for each in FileLog(folder.journal).events() if each.id.startswith("many-")]
         assert len(ids) == len(set(ids)) == 200
 
     def test_another_event_under_a_stored_id_is_a_problem_document_that_names_it(self, url: str) -> None:

@@ -28,7 +28,7 @@ from stateside.billing.model import APPLICATION, VIEW
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal.folder import open_journal
+from stateside.journal.location import open_journal
 from stateside.serving.rows.scope import not_whole
 from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 from stateside.serving.stamp import Stamp

@@ -27,8 +27,8 @@ from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of,
 from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import Journal
-from stateside.journal.folder import open_journal
+from stateside.journal import FileLog
+from stateside.journal.location import open_journal
 from stateside.replica.checksums import Unchecked
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
@@ -39,7 +39,7 @@ from stateside.views.computed import KnownSteps
 RECHECKED_EVENTS = 250_000  # minimum of older events read again per audit
 
 
-def check_past(ledger: Ledger, journal: Journal) -> None:
+def check_past(ledger: Ledger, journal: FileLog) -> None:
     """PastChanged if the journal is another one, or was changed, since the ledger was filled."""
     if ledger.position == 0:
         return
@@ -70,13 +70,13 @@ def _to_recheck(ledger: Ledger) -> list[tuple[int, int, int]]:
     return [(start, stop, digest) for start, stop, digest in found]
 
 
-def _recheck(ledger: Ledger, journal: Journal, start: int, stop: int, digest: int) -> None:
+def _recheck(ledger: Ledger, journal: FileLog, start: int, stop: int, digest: int) -> None:
     found = sum(digest_of(ledger, chunk) for *_, chunk in chunks(journal, start, stop))
     if found != digest:
         raise _changed(journal, f"its events from offset {start:,} to {stop:,} are not those of the last audit")
 
 
-def _changed(journal: Journal, how: str) -> PastChanged:
+def _changed(journal: FileLog, how: str) -> PastChanged:
     return PastChanged(
         f"The journal is not what it was: {how}",
         where=str(journal.directory),

@@ -34,7 +34,7 @@ from deltalake import DeltaTable
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.errors import NotFreshEnough
 from stateside.core.layout import Layout
-from stateside.journal.folder import open_journal
+from stateside.journal.location import open_journal
 
 ROWS_AT_ONCE = 50_000
 Row = Mapping[str, Any]

@@ -21,15 +21,15 @@ from stateside.billing.audit.law import SHOWN_MAX, Law, LawVerdict, Row, account
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Journal
-from stateside.journal.folder import open_journal
-from stateside.journal.segment import PARTITION
+from stateside.journal import FileLog
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.location import open_journal
 
 SAMPLE = 100  # customers per audit
 
 Ask = Callable[[str, Position], dict[str, Any]]  # a customer's answer, at this position or later
 Answer = tuple[LiveBatch, str, list[Row]]  # batch, customer, rows
-Compare = Callable[[Ledger, Layout, Journal, LiveBatch, list[Answer]], LawVerdict]
+Compare = Callable[[Ledger, Layout, FileLog, LiveBatch, list[Answer]], LawVerdict]
 PERIOD_ROWS = "customer text, period_end_us bigint, amount_micros hugeint, events hugeint"
 
 _NUMBERS = ("amount_micros", "charged_micros", "events")
@@ -115,12 +115,12 @@ def sampled_customers(ledger: Ledger) -> list[str]:
     return [customer for (customer,) in rows]
 
 
-def floor_of(ledger: Ledger, journal: Journal) -> Position:
+def floor_of(ledger: Ledger, journal: FileLog) -> Position:
     """The ledger's position, in the form for requests to servers."""
     return _position(journal, ledger.position)
 
 
-def compare_answers(ledger: Ledger, layout: Layout, journal: Journal, ask: Ask) -> tuple[int, tuple[LawVerdict]]:
+def compare_answers(ledger: Ledger, layout: Layout, journal: FileLog, ask: Ask) -> tuple[int, tuple[LawVerdict]]:
     """Request and compare answers; return their number and the verdict. Moves the ledger to the newest answer."""
     answers = _ask_all(ledger, journal, ask)
     return len(answers), (_compare_all(ledger, layout, journal, answers, _compare),)
@@ -193,7 +193,7 @@ def _known_periods(bill: Row) -> list[Row]:
 
 
 def _compare_all(
-    ledger: Ledger, layout: Layout, journal: Journal, answers: Sequence[Answer], compare: Compare
+    ledger: Ledger, layout: Layout, journal: FileLog, answers: Sequence[Answer], compare: Compare
 ) -> LawVerdict:
     """Compare answers, sorted by position; at most one answer per customer at a time."""
     broken, sentences = 0, list[str]()
@@ -206,7 +206,7 @@ def _compare_all(
     return LawVerdict("answers", _TEXT, broken, tuple(sentences))
 
 
-def _ask_all(ledger: Ledger, journal: Journal, ask: Ask) -> list[Answer]:
+def _ask_all(ledger: Ledger, journal: FileLog, ask: Ask) -> list[Answer]:
     """Answers for a sample of customers, sorted by position."""
     floor = floor_of(ledger, journal)
     answers = [(customer, ask(customer, floor)) for customer in sampled_customers(ledger)]
@@ -219,7 +219,7 @@ def _place(answer: Answer) -> tuple[int, int, str]:
     return standing.offset, standing.batch, customer
 
 
-def _position(journal: Journal, offset: int) -> Position:
+def _position(journal: FileLog, offset: int) -> Position:
     return journal.in_stamps(Position.of({PARTITION: offset}))
 
 
@@ -232,7 +232,7 @@ def _us(moment: str) -> int:
 
 
 def _compare(
-    ledger: Ledger, layout: Layout, journal: Journal, standing: LiveBatch, answers: list[Answer]
+    ledger: Ledger, layout: Layout, journal: FileLog, standing: LiveBatch, answers: list[Answer]
 ) -> LawVerdict:
     fold(ledger, journal, standing.offset)
     take_documents(ledger, layout, standing)
@@ -251,7 +251,7 @@ def _placed(row: Row, customer: str) -> Row:
 
 
 def _compare_bills(
-    ledger: Ledger, layout: Layout, journal: Journal, standing: LiveBatch, answers: list[Answer]
+    ledger: Ledger, layout: Layout, journal: FileLog, standing: LiveBatch, answers: list[Answer]
 ) -> LawVerdict:
     fold(ledger, journal, standing.offset)
     ledger.sql.execute("create or replace temp table asked (customer text, current bool)")
@@ -262,7 +262,7 @@ def _compare_bills(
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN_BILLS, journal, standing), _say_bill))
 
 
-def _at(query: str, journal: Journal, standing: LiveBatch) -> str:
+def _at(query: str, journal: FileLog, standing: LiveBatch) -> str:
     """The query for answers at this batch."""
     query = query.replace("(from position)", f"'{_position(journal, standing.offset)}'")
     return query.replace("(from batch)", str(standing.batch)).replace("(from watermark_us)", str(standing.watermark_us))

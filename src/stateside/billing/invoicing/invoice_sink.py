@@ -78,8 +78,8 @@ from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
-from stateside.journal import Journal
-from stateside.journal.folder import open_journal
+from stateside.journal import FileLog
+from stateside.journal.location import open_journal
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from stateside.spark_state.batch_log import Checkpoint, Plan
 
@@ -117,7 +117,7 @@ class Swept:
 
 
 def sweep(
-    journal: Journal,
+    journal: FileLog,
     book: Book,
     planned: Planned,
     frontier: Frontier,
@@ -154,7 +154,7 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + PIECE_EVENTS_MAX, stop)
 
 
-def _suspects(journal: Journal, report: RatingReport, closed_us: int) -> pa.Table:
+def _suspects(journal: FileLog, report: RatingReport, closed_us: int) -> pa.Table:
     """The events of a report's range that may be bad or late; the journal is not read if there can be none."""
     found: list[pa.Table] = []
     if report.bad or report.first_end_us <= closed_us:
@@ -222,7 +222,7 @@ class BillingSink:
     """The sink for closed rows of the view `bill`."""
 
     places: ViewLayout
-    journal: Journal
+    journal: FileLog
     book: BookKeeper
     checkpoint: Checkpoint
     reports: Reports
@@ -384,12 +384,12 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
         )
 
 
-def _journal_number(journal: Journal) -> int:
+def _journal_number(journal: FileLog) -> int:
     """A journal's id as an integer that a counter can hold."""
     return UUID(_journal_id(journal)).int >> 65
 
 
-def _journal_id(journal: Journal) -> str:
+def _journal_id(journal: FileLog) -> str:
     id_ = journal.id()
     if id_ is None:  # a batch has events of a journal
         raise JournalAway(

@@ -53,9 +53,9 @@ from stateside.core.errors import PositionInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, Journal
+from stateside.journal import Event, FileLog
 from stateside.journal.event import NAME_CHARS_MAX
-from stateside.journal.folder import open_journal, open_writer
+from stateside.journal.location import open_journal, open_writer
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -325,7 +325,7 @@ def _idle(last_us: int, now_us: int) -> Iterator[int]:
         yield quarter_us
 
 
-def _last_appended(journal: Journal, end: int) -> int:
+def _last_appended(journal: FileLog, end: int) -> int:
     """The append time of the last event before the end. On Kafka not every offset has an event: searches backwards."""
     begin, back = journal.begin().one(), 1
     while end > begin:
@@ -338,7 +338,7 @@ def _last_appended(journal: Journal, end: int) -> int:
     return 0
 
 
-def _appended(journal: Journal, offsets: Longs) -> Longs:
+def _appended(journal: FileLog, offsets: Longs) -> Longs:
     """The append times of events, by ascending offsets."""
     if not len(offsets):
         return offsets

@@ -20,7 +20,7 @@ from stateside.core.errors import PlanInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event
-from stateside.journal.folder import open_journal, open_writer
+from stateside.journal.location import open_journal, open_writer
 from stateside.serving.stamp import iso_time
 
 MARGIN_US: Final = 10_000_000  # safety margin for the time between check and append

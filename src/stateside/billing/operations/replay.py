@@ -25,10 +25,10 @@ from stateside.core.errors import EventRefused, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event
+from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.columns import encode
-from stateside.journal.folder import open_journal, open_writer
+from stateside.journal.location import open_journal, open_writer
 from stateside.journal.payload import payload_columns
-from stateside.journal.segment import PARTITION
 from stateside.serving.stamp import parse_time
 
 SETTABLE: Final = ("quantity", "name", "currency", "customer", "type", "time")

@@ -25,9 +25,9 @@ from stateside.billing.pipeline.source import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
 from stateside.core.errors import JournalCorrupt
 from stateside.core.layout import Layout
-from stateside.journal import Journal
-from stateside.journal.folder import open_journal
-from stateside.journal.kafka.topic_folder import NAME, TopicLog, topic_of
+from stateside.journal import FileLog
+from stateside.journal.backends.kafka.topic_folder import NAME, TopicLog, topic_of
+from stateside.journal.location import open_journal
 from stateside.pipeline.kafka_source import spark_options
 from stateside.pipeline.sources import Reading, kafka_journal
 
@@ -81,7 +81,7 @@ class Rating:
 
 
 @lru_cache(1)
-def _journal(folder: Path) -> Journal:
+def _journal(folder: Path) -> FileLog:
     """The journal, one per process: it keeps its connections from batch to batch."""
     return open_journal(folder)
 

@@ -27,9 +27,9 @@ from stateside.billing.model import VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.billing.rating.reports import RatingReport, reports_of
 from stateside.core.layout import Layout, ViewLayout
-from stateside.journal import Journal
-from stateside.journal.folder import open_journal
-from stateside.journal.segment import DurableEnd
+from stateside.journal import FileLog
+from stateside.journal.backends.files.segment import DurableEnd
+from stateside.journal.location import open_journal
 from stateside.pipeline.journal_source import JournalSource, JournalStreamReader, OffsetRange
 from stateside.pipeline.sources import JournalEvents, Reading
 
@@ -63,7 +63,7 @@ class Rater:
 
     def rows(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of one task's range; `mark` as in `Journal.batches`."""
-        journal = Journal(self.journal)
+        journal = FileLog(self.journal)
         batches = journal.batches(start, stop, mark)
         tables = (events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
         yield from self.rated(tables, journal.id())

@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from stateside.core.errors import PositionAhead, RequestInvalid
 from stateside.core.positions import Position
 from stateside.core.storage import sync_directory
+from stateside.journal.backends.files.file_journal import Stream
+from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA, decode
 from stateside.journal.event import TIME_US_MAX, TIME_US_MIN, Event, json_bytes
-from stateside.journal.frames import Offsets
 from stateside.journal.json_lines import fields_of
 from stateside.journal.queries import FoundEvent, Queries, Query
 from stateside.journal.queries.predicate import EntityEvents, EventQuery, EventsBetween, TaggedEvents, TypedEvents
-from stateside.journal.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

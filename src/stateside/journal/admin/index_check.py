@@ -19,12 +19,12 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
-from stateside.journal import zone_maps
 from stateside.journal.admin.findings import Findings
-from stateside.journal.frames import Offsets
+from stateside.journal.backends.files import zone_maps
+from stateside.journal.backends.files.frames import Offsets
+from stateside.journal.backends.files.zone_maps import Collector
 from stateside.journal.index import hash_of
 from stateside.journal.lmdb import open_environment
-from stateside.journal.zone_maps import Collector
 
 MEND: Final = "Delete this folder while nobody appends: the next append makes it again from the log"
 _NUMBER = struct.Struct("<Q")

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from stateside.core.errors import EventsGone, JournalCorrupt, RequestInvalid
-from stateside.journal import retention_base, segment, topic_note
+from stateside.journal import topic_note
+from stateside.journal.backends.files import retention_base, segment
+from stateside.journal.backends.files.file_journal import FileJournal
+from stateside.journal.backends.files.frames import Shown
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.partition import MERGED, without_sources
+from stateside.journal.backends.nodes.stored_stream import is_merged
 from stateside.journal.columns import conformed
-from stateside.journal.frames import Shown
-from stateside.journal.merge import MergedStream
-from stateside.journal.merge.partition import MERGED, without_sources
-from stateside.journal.nodes.log import node_logs
-from stateside.journal.partitions import is_merged
 from stateside.journal.queries import Queries, QueryViews
-from stateside.journal.segment import PARTITION
-from stateside.journal.stream import FileStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,10 @@ class JournalFiles:
         """
         return is_merged(self.directory)
 
-    def stream(self) -> FileStream | MergedStream:
+    def stream(self) -> FileJournal | MergedJournal:
         """All events."""
         return (
-            MergedStream(self.directory) if self.has_nodes else FileStream(self.directory, self.shown, self.partition)
+            MergedJournal(self.directory) if self.has_nodes else FileJournal(self.directory, self.shown, self.partition)
         )
 
     def partitions(self) -> dict[str, JournalFiles]:

@@ -26,16 +26,16 @@ import pyarrow.compute as pc
 
 from stateside.core.errors import JournalCorrupt
 from stateside.core.positions import Position
-from stateside.journal import retention_base, segment
 from stateside.journal.admin.findings import Findings, VerificationResult
 from stateside.journal.admin.journal_files import JournalFiles, undisturbed
 from stateside.journal.admin.statistics import time_text, views_of
 from stateside.journal.admin.verification import Subject, Verification, Watch, nobody
 from stateside.journal.admin.view_check import StatementSums, hashes_of
-from stateside.journal.merge import MergedStream
-from stateside.journal.merge.partition import MergedPartition
-from stateside.journal.nodes.log import NodeLog, is_sealed, node_logs
-from stateside.journal.segment import PARTITION
+from stateside.journal.backends.files import retention_base, segment
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.backends.nodes.log import NodeLog, is_sealed, node_logs
+from stateside.journal.backends.nodes.partition import MergedPartition
 
 GAPS_SHOWN_MAX = 10
 
@@ -80,7 +80,7 @@ def node_statistics(place: JournalFiles) -> NodeStatistics:
 
 
 def _statistics(place: JournalFiles) -> NodeStatistics:
-    stream = MergedStream(place.directory)
+    stream = MergedJournal(place.directory)
     logs, stalled = tuple(_logs(place.directory, stream)), stream.stalled()
     begin, end = stream.begin(), stream.end()
     paths = [path for part in place.partitions().values() for path in _segments(part.directory)]
@@ -105,7 +105,7 @@ def _statistics(place: JournalFiles) -> NodeStatistics:
     )
 
 
-def _logs(directory: Path, stream: MergedStream) -> Iterator[LogStatistics]:
+def _logs(directory: Path, stream: MergedJournal) -> Iterator[LogStatistics]:
     done = stream.sources().done  # before the ends, so that `merged` never exceeds a log's end
     for name, log in node_logs(directory).items():
         sizes = (path.stat().st_size for path in _segments(log.directory))
@@ -137,7 +137,7 @@ def _verdict(place: JournalFiles, watch: Watch) -> VerificationResult:
 class _NodeVerification:
     def __init__(self, place: JournalFiles, watch: Watch) -> None:
         self._place, self._watch = place, watch
-        self._stream, self._logs = MergedStream(place.directory), node_logs(place.directory)
+        self._stream, self._logs = MergedJournal(place.directory), node_logs(place.directory)
         self._done, self._total, self._read = Position.start(), 0, 0
         self._begins = {name: log.begin()[PARTITION] for name, log in self._logs.items()}
         self._findings, self._damaged = Findings(), False

@@ -45,17 +45,17 @@ import pyarrow.parquet as pq
 from stateside.core.errors import EventsNeeded, JournalCorrupt, PositionInvalid, RequestInvalid, StatesideError
 from stateside.core.positions import Position
 from stateside.core.storage import sync_directory, write_atomically
-from stateside.journal import frame_index, retention_base, segment, zone_maps
 from stateside.journal.admin.export import Selection, export
 from stateside.journal.admin.journal_files import JournalFiles
+from stateside.journal.backends.files import frame_index, retention_base, segment, zone_maps
+from stateside.journal.backends.files.file_log import FileLog
+from stateside.journal.backends.files.lock import Turns, lock_alone
+from stateside.journal.backends.files.retention_base import Base
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.index import Ids
-from stateside.journal.lock import Turns, lock_alone
-from stateside.journal.merge import MergedStream
-from stateside.journal.nodes.log import node_logs
 from stateside.journal.queries import generation
 from stateside.journal.queries.query_views import QueryViews
-from stateside.journal.reader import Journal
-from stateside.journal.retention_base import Base
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
 
@@ -167,14 +167,14 @@ def position_before(place: JournalFiles, appended_us: int) -> Position:
 
 def whole_segments(place: JournalFiles, before: int) -> list[tuple[int, int]]:
     """Step 2: the offset ranges of the segments wholly before this offset, except the newest segment."""
-    end = Journal(place.directory).durable_end()
+    end = FileLog(place.directory).durable_end()
     offsets = [offset for offset in segment.segment_offsets(place.directory) if offset <= end.segment_offset]
     return [(first, behind) for first, behind in pairwise(offsets) if behind <= before]
 
 
 def offset_before(place: JournalFiles, appended_us: int) -> int:
     """The beginning of the first segment with an event appended at this time or later."""
-    journal = Journal(place.directory)
+    journal = FileLog(place.directory)
     reached = _first(place)
     for first, behind in whole_segments(place, journal.durable_end().offset):
         ((_, batch),) = journal.batches(behind - 1, behind)
@@ -211,7 +211,7 @@ def _check_sequences(place: JournalFiles, cut: int) -> None:
 
 def _archived(place: JournalFiles, archive: Path, ranges: Sequence[tuple[int, int]], watch: Watch) -> Iterator[Path]:
     """Step 3. An earlier call's file is kept if it has all rows."""
-    folder = archive / (Journal(place.directory).id() or "")
+    folder = archive / (FileLog(place.directory).id() or "")
     folder.mkdir(parents=True, exist_ok=True)
     for number, (first, behind) in enumerate(ranges, 1):
         target = folder / f"{first:020d}-{behind:020d}.parquet"
@@ -242,7 +242,7 @@ def _base(place: JournalFiles, cut: int) -> Base:
     if known.offset >= cut:  # an earlier call came so far
         return known
     lasts: dict[str, int] = dict(known.lasts)
-    for _, batch in Journal(place.directory).batches(known.offset, cut):
+    for _, batch in FileLog(place.directory).batches(known.offset, cut):
         entities, sequences = (batch.column(name).to_pylist() for name in ("entity", "sequence"))
         if batch.column("sequence").null_count == 0:
             lasts.update(zip(entities, sequences, strict=True))
@@ -252,7 +252,7 @@ def _base(place: JournalFiles, cut: int) -> Base:
 
 
 def _keep_ids(place: JournalFiles) -> None:
-    journal = Journal(place.directory)
+    journal = FileLog(place.directory)
     Ids(journal).keep(journal.durable_end())
 
 
@@ -299,7 +299,7 @@ def trim(folder: Path, appended_before_us: int | None = None) -> dict[str, Dropp
 
     If a log cannot be trimmed, the others are trimmed all the same, and then its error is raised.
     """
-    stream = MergedStream(folder)
+    stream = MergedJournal(folder)
     if stream.id() is None:
         raise RequestInvalid(
             "There is no merged stream here, so all of the logs is needed",

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stateside.core.positions import Position
-from stateside.journal import segment
 from stateside.journal.admin.index_check import covered
 from stateside.journal.admin.journal_files import JournalFiles, undisturbed
+from stateside.journal.backends.files import segment
+from stateside.journal.backends.files.file_journal import begin as begin_of
+from stateside.journal.backends.files.file_log import FileLog
+from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.queries import QueryViews
 from stateside.journal.queries.format import TAG, ViewsDamaged, scope
-from stateside.journal.reader import Journal
-from stateside.journal.segment import PARTITION
-from stateside.journal.stream import begin as begin_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAGE_TAGS = 1_000
@@ -49,7 +49,7 @@ def statistics(place: JournalFiles) -> Statistics:
 
 
 def _statistics(place: JournalFiles) -> Statistics:
-    journal = Journal(place.directory)
+    journal = FileLog(place.directory)
     offsets = segment.segment_offsets(place.directory)
     begin, end = offsets[0], journal.durable_end().offset
     views, entities = views_of(place)
@@ -111,7 +111,7 @@ def views_of(place: JournalFiles) -> tuple[Position | None, int | None]:
             return None, None
 
 
-def _appended(journal: Journal, offset: int) -> str:
+def _appended(journal: FileLog, offset: int) -> str:
     ((_, batch),) = journal.batches(offset, offset + 1)
     appended_us = batch.column("appended").cast("int64")[0].as_py()
     return time_text(appended_us)

@@ -28,16 +28,16 @@ import pyarrow as pa
 
 from stateside.core.errors import JournalCorrupt
 from stateside.core.positions import Position
-from stateside.journal import retention_base, segment
 from stateside.journal.admin import index_check, view_check
 from stateside.journal.admin.findings import Findings, VerificationResult
 from stateside.journal.admin.index_check import LogCheck, SummaryCheck
 from stateside.journal.admin.journal_files import JournalFiles
+from stateside.journal.backends.files import retention_base, segment
+from stateside.journal.backends.files.file_journal import Stream, located
+from stateside.journal.backends.files.file_journal import begin as begin_of
+from stateside.journal.backends.files.file_log import FileLog
+from stateside.journal.backends.files.segment import PARTITION, DurableEnd, Segment
 from stateside.journal.columns import conformed
-from stateside.journal.reader import Journal
-from stateside.journal.segment import PARTITION, DurableEnd, Segment
-from stateside.journal.stream import Stream, located
-from stateside.journal.stream import begin as begin_of
 
 Watch = Callable[[int, int], None]
 
@@ -55,7 +55,7 @@ class Subject:
     """
 
     place: JournalFiles
-    journal: Journal
+    journal: FileLog
     views: Path
     stream: str | None
     has_gaps: bool = False
@@ -64,7 +64,7 @@ class Subject:
     @classmethod
     def of(cls, place: JournalFiles) -> Subject:
         """A journal of one log."""
-        journal = Journal(place.directory)
+        journal = FileLog(place.directory)
         return cls(place, journal, place.views, None)
 
 

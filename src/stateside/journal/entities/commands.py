@@ -39,13 +39,13 @@ import orjson
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, EventsGone, JournalCorrupt, NotFreshEnough, SequenceConflict
+from stateside.journal.backends.files.file_journal import Tailed, begin
 from stateside.journal.columns import decode, encode
 from stateside.journal.entities.entity import Command, Entity, NewEvent, State
 from stateside.journal.entities.snapshots import PLAIN, EntitySnapshot, Snapshots, Whose
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries
 from stateside.journal.receipt import Receipt
-from stateside.journal.stream import Tailed, begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Queries of a stream of events, and the views (indexes) behind them.
 
-    stream = FileStream(folder / "journal")
+    stream = FileJournal(folder / "journal")
     with QueryViews(stream, folder / "views") as views:
         threading.Thread(target=views.keep_following, args=[stop]).start()     # in one process of the machine
         queries = Queries(stream, views)

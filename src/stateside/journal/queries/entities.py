@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from stateside.core.errors import NotFreshEnough
 from stateside.core.positions import Position
+from stateside.journal.backends.files.file_journal import Stream, located
 from stateside.journal.queries.format import ENTITY, ViewsDamaged, term_key
 from stateside.journal.queries.query_reader import Walker
 from stateside.journal.queries.query_views import QueryViews
-from stateside.journal.stream import Stream, located
 
 PAGE_IDS = 1_000
 TAIL_IDS_MAX = 50_000  # ids beyond the views held at a time: about 10 MB

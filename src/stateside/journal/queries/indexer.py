@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.journal.frames import Offsets
+from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.queries import format as form
 from stateside.journal.queries.format import ENTITY, TAG, TYPE, Term, ViewsState, Zone
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from stateside.core.errors import RequestInvalid
 from stateside.core.positions import OFFSET_MAX, Position
+from stateside.journal.backends.files.file_journal import Stream
 from stateside.journal.event import Event
 from stateside.journal.queries.entities import BirthWalk, EntityIds, FirstEvent
 from stateside.journal.queries.predicate import (
@@ -21,7 +22,6 @@ from stateside.journal.queries.predicate import (
 )
 from stateside.journal.queries.query_reader import EntityWalk, FoundEvent, Walk, Walker
 from stateside.journal.queries.query_views import QueryViews
-from stateside.journal.stream import Stream
 from stateside.journal.upcasters import Upcasters
 
 LOOK_S = 0.25  # how often a live query checks its stop flag and the identity of its stream

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from stateside.core.errors import EventsGone, JournalAway, PositionAhead
 from stateside.core.positions import Position
+from stateside.journal.backends.files.file_journal import Stream, begin, gather, located
 from stateside.journal.columns import decode
 from stateside.journal.event import Event
 from stateside.journal.queries.format import Offsets, ViewsDamaged
@@ -23,7 +24,6 @@ from stateside.journal.queries.indexer import numbered
 from stateside.journal.queries.predicate import LOOK_EVENTS, EntityEvents, EventQuery
 from stateside.journal.queries.query_views import QueryViews
 from stateside.journal.queries.view_snapshot import Postings
-from stateside.journal.stream import Stream, begin, gather, located
 from stateside.journal.upcasters import Upcasters
 
 Item = TypeVar("Item")

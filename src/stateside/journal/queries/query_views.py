@@ -28,14 +28,14 @@ import pyarrow as pa
 from stateside.core.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.core.positions import Position
 from stateside.core.storage import try_lock
+from stateside.journal.backends.files.file_journal import Stream, begin, gather, located
+from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA
-from stateside.journal.frames import Offsets
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import ViewsDamaged, ViewsState
 from stateside.journal.queries.generation import Generation
 from stateside.journal.queries.indexer import Indexing, PartitionRange
 from stateside.journal.queries.view_snapshot import ViewsSnapshot
-from stateside.journal.stream import Stream, begin, gather, located
 
 TRANSACTION_EVENTS = 50_000
 TRANSACTION_BYTES = 32 << 20

@@ -64,10 +64,10 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
-from stateside.journal import Journal, JournalWriter
+from stateside.journal import FileLog, JournalWriter
+from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.columns import SCHEMA as EVENT_SCHEMA
 from stateside.journal.event import Event, fault
-from stateside.journal.segment import PARTITION
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 from stateside.spark_state.batch_log import Checkpoint
@@ -185,7 +185,7 @@ def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
 def _open(context: SinkContext, on_step: OnStep) -> JournalSink:
     check_columns(context.view, context.schema)
     places = context.layout.view(context.view)
-    mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), Journal(context.layout.journal))
+    mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), FileLog(context.layout.journal))
     mark.begin()
     return JournalSink(context.layout, mark, on_step)
 
@@ -206,7 +206,7 @@ class MarkFile:
 
     path: Path
     checkpoint: Checkpoint
-    journal: Journal
+    journal: FileLog
 
     def begin(self) -> None:
         """For a new query, record the journal's end: a query that has not begun has emitted nothing.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stateside.core.errors import StatesideError
-from stateside.journal.merge import MergedStream
-from stateside.journal.nodes.log import node_logs
-from stateside.journal.writer import NODES
+from stateside.journal.backends.files.file_writer import NODES
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.backends.nodes.log import node_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def merge_condition(journal: Path, now_us: int) -> MergeCondition | None:
 
 
 def _condition(journal: Path, now_us: int) -> MergeCondition:
-    stream = MergedStream(journal)
+    stream = MergedJournal(journal)
     stalled, done = stream.stalled(), stream.sources().done
     behind = {name: log.durable_end().offset - done[name] for name, log in node_logs(journal).items()}
     since_us = min((gap.since_us for gap in stalled.shown), default=now_us)

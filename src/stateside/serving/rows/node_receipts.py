@@ -15,10 +15,10 @@ from typing import Any
 
 from stateside.core.errors import PositionAhead, StatesideError
 from stateside.core.positions import Position
-from stateside.journal.merge import MergedStream
-from stateside.journal.merge.receipts import Wanted
-from stateside.journal.nodes.log import node_logs
-from stateside.journal.partitions import StoredStream, is_merged
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.receipts import Wanted
+from stateside.journal.backends.nodes.stored_stream import StoredStream, is_merged
 
 LOOK_S = 0.1  # delay before the first lookup of an uncovered receipt, and between lookups
 
@@ -58,7 +58,7 @@ class Sought:
 
     def _search(self) -> None:
         try:
-            self._wanted = self._wanted or MergedStream(self._folder).wanted(self._receipt)
+            self._wanted = self._wanted or MergedJournal(self._folder).wanted(self._receipt)
             self._place = None if self._wanted is None else self._wanted.position()
         except (OSError, StatesideError) as error:
             log.warning("the place of %s in the merged stream is not known: %s", self._receipt, error)

@@ -33,15 +33,15 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.journal import Journal, JournalWriter
+from stateside.journal import FileLog, JournalWriter
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+from stateside.journal.backends.kafka.topic import Topic
+from stateside.journal.backends.kafka.topic_folder import placed
+from stateside.journal.backends.nodes.stored_stream import is_merged
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.json_lines import event_of, has_time
-from stateside.journal.kafka.shared_writer import PlacedWriter
-from stateside.journal.kafka.topic import Topic
-from stateside.journal.kafka.topic_folder import placed
-from stateside.journal.partitions import is_merged
 from stateside.journal.payload import DeclaredFields
-from stateside.journal.segment import PARTITION
 from stateside.serving.access.principal import check_appends
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
@@ -198,7 +198,7 @@ def _read_by_views(layout: Layout) -> UUID | None:
     read = {journal for view in layout.views() for journal in _journals(Storage.at(view.checkpoint_location))}
     if not read:
         return None
-    here = Journal(layout.journal).id()
+    here = FileLog(layout.journal).id()
     return UUID(here if here in read else min(read))
 
 

@@ -25,7 +25,7 @@ from stateside.core.layout import Layout
 from stateside.core.ports import LOOPBACK
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
-from stateside.journal.folder import open_journal, open_writer
+from stateside.journal.location import open_journal, open_writer
 from stateside.leadership import standing
 from stateside.serving.clients import Client
 from stateside.testbed.chaos.disk import mounted

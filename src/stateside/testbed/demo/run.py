@@ -22,7 +22,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
 from stateside.core.storage import write_atomically
-from stateside.journal.folder import open_journal
+from stateside.journal.location import open_journal
 from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
 from stateside.testbed.component import Interrupts, Supervised

@@ -1,0 +1,166 @@
+"""Shared writer: several processes append to the topic that is a folder's journal.
+
+A topic has one owner at a time (`transactions`), and a new owner fences the one before. So that a server, the clockwork
+and commands can all append, they take turns by a lock in the folder, as writers of a journal on files do (`lock`).
+
+1. The writer takes its turn. A writer that also had the previous turn is still the owner, and continues with step 3.
+2. Else the writer opens a new `KafkaWriter` and becomes the owner. The writer of the previous turn is fenced, and does
+   the same in its next turn. A change of owner costs some 100 ms, and no events.
+3. The writer appends, and releases the turn.
+
+The lock prevents contention; Kafka's fence alone guarantees safety. Where the lock does not reach, as on other machines
+whose file system has no such locks, a writer fenced in its turn becomes the owner again and repeats the append, which
+is stored once, as ids are compared. `append_batch` compares none, and raises JournalFenced instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import pyarrow as pa
+
+from stateside.core.clock import Clock
+from stateside.core.errors import (
+    EventRefused,
+    JournalAway,
+    JournalFenced,
+    PositionInvalid,
+    SequenceConflict,
+    StatesideError,
+)
+from stateside.core.positions import Position
+from stateside.journal.append_batch import Appended
+from stateside.journal.backends.files.lock import Turns
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.kafka.topic import Topic
+from stateside.journal.backends.kafka.topic_folder import INDEX, TopicLog
+from stateside.journal.backends.kafka.topic_owner import KafkaWriter
+from stateside.journal.event import Event
+
+LOCK = "lock"
+ATTEMPTS_MAX = 5
+_OF_THE_CALLER = (EventRefused, SequenceConflict, PositionInvalid)
+_PAUSE_S_MAX = 0.5  # pause after being fenced; random, so that two writers do not fence each other for ever
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class PlacedWriter:
+    """A writer of a folder's topic, which has one partition. Threads may share the writer.
+
+    All positions, given and returned, include the topic's name, as in stamps: `billing-0:12`. The writer becomes owner
+    at its first append: opening disturbs no other process. SettingInvalid if the topic has several partitions,
+    JournalAway if there is no such topic, or not the one of the first append.
+    """
+
+    def __init__(self, folder: Path, topic: Topic, *, clock: Clock | None = None) -> None:
+        self.topic, self._folder, self._clock = topic, folder, clock
+        self._log = TopicLog(folder, topic)
+        self._log.end()  # refuses a topic that cannot be the journal
+        self._turns = Turns(folder / LOCK)
+        self._appending = threading.Lock()
+        self._owner: KafkaWriter | None = None
+        self._id: str | None = None
+
+    @property
+    def end(self) -> Position:
+        """The position after the last committed event of any writer."""
+        return self._log.end()
+
+    def append(self, events: Sequence[Event]) -> Position:
+        """As `Appending.append`."""
+        return self._in_stamps(self._in_turn(lambda owner: owner.append(events)))
+
+    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended:
+        """As `Appending.append_each`; only the position includes the topic's name."""
+        appended = self._in_turn(lambda owner: owner.append_each(events, any_time=any_time))
+        return replace(appended, position=self._in_stamps(appended.position))
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store the events of a record batch, with new sequences. Ids are not compared."""
+        return self._in_stamps(self._in_turn(lambda owner: owner.append_batch(batch), repeatable=False))
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Repeat an append without a receipt: as `append`, whose id lookup finds stored events."""
+        plain = Position.of({PARTITION: since.one()})
+        return self._in_stamps(self._in_turn(lambda owner: owner.append_unstored(events, plain)))
+
+    def append_once(self, events: Sequence[Event]) -> list[int]:
+        """As `append`; returns the offset of each event, or of its stored original."""
+        return self._in_turn(lambda owner: owner.append_once(events))
+
+    def close(self) -> None:
+        """Release the topic. Acknowledged events are stored already."""
+        with self._appending:
+            self._let_go()
+            self._turns.close()
+
+    def __enter__(self) -> PlacedWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _in_turn(self, act: Callable[[KafkaWriter], Answer], *, repeatable: bool = True) -> Answer:
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                return self._act(act)
+            except JournalFenced:
+                if not repeatable or attempt == ATTEMPTS_MAX:
+                    raise
+            time.sleep(random.uniform(0, _PAUSE_S_MAX))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _act(self, act: Callable[[KafkaWriter], Answer]) -> Answer:
+        """Steps 1 to 3. After an error not caused by the caller the owner may be unusable: the next turn reopens."""
+        with self._appending, self._turns.take() as own:
+            try:
+                if not own:
+                    self._let_go()
+                self._owner = self._owner or self._owning()
+                return act(self._owner)
+            except _OF_THE_CALLER:
+                raise
+            except StatesideError:
+                self._let_go()
+                raise
+
+    def _owning(self) -> KafkaWriter:
+        """Step 2."""
+        self._log.end()  # partitions may have been added
+        owner = KafkaWriter(self.topic, self._folder / INDEX, clock=self._clock)
+        if self._id not in (None, owner.journal_id):
+            owner.close()
+            raise JournalAway(
+                f"The topic is another one than the journal was: {owner.journal_id}, and not {self._id}",
+                where=self.topic.where,
+                next_step="Nothing was stored. Bring the journal's topic back; for a new one use a new folder",
+            )
+        self._id = owner.journal_id
+        return owner
+
+    def _let_go(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            _close(owner)
+
+    def _in_stamps(self, position: Position) -> Position:
+        return self.topic.in_stamps(position)
+
+
+def _close(owner: KafkaWriter) -> None:
+    """Close the owner; a failure concerns only its index, which may be deleted, and no event."""
+    try:
+        owner.close()
+    except StatesideError as error:
+        log.info("the index of a writer was not written, and will be read again: %s", error)

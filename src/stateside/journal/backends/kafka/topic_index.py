@@ -1,0 +1,347 @@
+"""A Kafka writer's index: last sequences and ids of a topic's events, to number new events and recognise repeated ones.
+
+In LMDB, with hashes of 16 bytes (`journal.index`) and numbers big-endian:
+
+    "e" hash of an entity   -> u64 sequence of its last event
+    "i" hash of an id       -> u32 partition, u64 offset of the first event with it
+    "p" u32 partition       -> u64 offset up to which the index has its events, u64 offset after the last of them
+    "t"                     -> the topic's id, and how many partitions it has
+
+The index is derived from the topic and may be deleted while no process has it open: the next writer rebuilds the index.
+An index of another topic, or one beyond this topic's end, is rebuilt as well. Unwritten entries are in memory, and read
+from the topic again after a crash: one transaction writes entries together with the offset they reach.
+
+A folder has one index per concurrent writer, `0/`, `1/`, …: so an owner paused in the middle of a transaction does not
+block its successor, which takes the next index.
+
+`OwnedEvents` keeps the index up to date with all events of an owner's partitions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt
+from stateside.core.positions import Position
+from stateside.core.storage import CLOSED, try_lock
+from stateside.journal import append_batch
+from stateside.journal.backends.files.frames import Offsets
+from stateside.journal.backends.kafka.admin import Admin, Described
+from stateside.journal.backends.kafka.topic import Topic, partition_of
+from stateside.journal.backends.kafka.topic_reader import KafkaJournal
+from stateside.journal.backends.kafka.transactions import Delivered
+from stateside.journal.index import hash_of, keeping
+from stateside.journal.lmdb import open_environment
+from stateside.journal.receipt import StoredEvent
+
+UNWRITTEN_MAX = 50_000  # entries; some 10 MB in memory
+MAP_BYTES_START = 64 << 20
+_NUMBER = struct.Struct(">Q")
+_PLACE = struct.Struct(">IQ")
+_REACHED = struct.Struct(">QQ")
+_WHAT = "sequences and ids"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEventPlace:
+    partition: int
+    offset: int
+
+
+class TopicIndex:
+    """For one process and one thread at a time. JournalAway if the index cannot be kept."""
+
+    def __init__(self, folder: Path, topic: Described) -> None:
+        self._topic = f"{topic.id} {topic.partitions}".encode()
+        self._unwritten: dict[bytes, bytes] = {}
+        with keeping(_WHAT, folder):
+            self.directory, self._lock = _claimed(folder)
+            try:
+                self._open()
+                if self._environment.stat()["entries"] and self._get(b"t") != self._topic:
+                    self.forget()
+            except BaseException:
+                os.close(self._lock)
+                raise
+
+    def lasts(self, entities: Iterable[str]) -> list[int]:
+        """The sequence of each entity's last event; 0 for an entity without events."""
+        found = self._values(b"e" + hash_of(entity) for entity in entities)
+        return [0 if value is None else int(_NUMBER.unpack(value)[0]) for value in found]
+
+    def places(self, ids: Iterable[str]) -> list[TopicEventPlace | None]:
+        """The place of the first event with each id; None for an id without event."""
+        found = self._values(b"i" + hash_of(id_) for id_ in ids)
+        return [None if value is None else TopicEventPlace(*_PLACE.unpack(value)) for value in found]
+
+    def covers(self, partition: int) -> int:
+        """The offset up to which the index has the partition's events."""
+        return self._reached(partition)[0]
+
+    def behind_last(self, partition: int) -> int:
+        """The offset just after the partition's last indexed event; 0 if there is none."""
+        return self._reached(partition)[1]
+
+    def note(self, partition: int, offsets: Offsets | Sequence[int], batch: pa.RecordBatch) -> None:
+        """Add events of a partition, after those indexed already."""
+        entities, ids, sequences = (batch.column(name).to_pylist() for name in ("entity", "id", "sequence"))
+        keys = [b"i" + hash_of(id_) for id_ in ids]
+        for key, known, offset in zip(keys, self._values(keys), offsets, strict=True):
+            if known is None:  # the first of equal ids counts
+                self._unwritten.setdefault(key, _PLACE.pack(partition, offset))
+        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # the last one of each entity
+            self._unwritten[b"e" + hash_of(entity)] = _NUMBER.pack(sequence)
+        behind = int(offsets[-1]) + 1
+        self._unwritten[_partition_key(partition)] = _REACHED.pack(behind, behind)
+
+    def reach(self, partition: int, offset: int) -> None:
+        """Move the covered offset to `offset`, with no events between the two."""
+        reached, behind = self._reached(partition)
+        if offset > reached:
+            self._unwritten[_partition_key(partition)] = _REACHED.pack(offset, behind)
+
+    def write_if_due(self) -> None:
+        """Write to disk if there are many unwritten entries."""
+        if len(self._unwritten) >= UNWRITTEN_MAX:
+            self.write()
+
+    def write(self) -> None:
+        """Write all entries to disk."""
+        with keeping(_WHAT, self.directory):
+            while self._unwritten and not self._written():
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+
+    def forget(self) -> None:
+        """Start over with an empty index, if the old one does not match the topic."""
+        with keeping(_WHAT, self.directory):
+            self._environment.close()
+            self._unwritten = {}
+            shutil.rmtree(self.directory / "data")
+            self._open()
+
+    def close(self) -> None:
+        """Write the index and release the files."""
+        if self._lock == CLOSED:
+            return
+        try:
+            self.write()
+        finally:
+            self._environment.close()
+            lock, self._lock = self._lock, CLOSED
+            os.close(lock)
+
+    def _reached(self, partition: int) -> tuple[int, int]:
+        value = self._value(_partition_key(partition))
+        return (0, 0) if value is None else _REACHED.unpack(value)
+
+    def _value(self, key: bytes) -> bytes | None:
+        found = self._unwritten.get(key)
+        return self._get(key) if found is None else found
+
+    def _values(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        with keeping(_WHAT, self.directory), self._environment.begin() as transaction:
+            return [self._unwritten.get(key) or transaction.get(key) for key in keys]
+
+    def _get(self, key: bytes) -> bytes | None:
+        with keeping(_WHAT, self.directory), self._environment.begin() as transaction:
+            found: bytes | None = transaction.get(key)
+            return found
+
+    def _written(self) -> bool:
+        """Whether the map had space for all entries."""
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for key, value in sorted(self._unwritten.items()):
+                    transaction.put(key, value)
+                transaction.put(b"t", self._topic)
+        except lmdb.MapFullError:
+            return False
+        self._unwritten = {}
+        return True
+
+    def _open(self) -> None:
+        directory = self.directory / "data"
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "data.mdb"
+        map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
+        self._environment = open_environment(directory, map_size=map_bytes, metasync=False)
+
+
+def _claimed(folder: Path) -> tuple[Path, int]:
+    """The folder's first index that no other writer has open, and its lock."""
+    for number in count():
+        directory = folder / str(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(directory / "lock")
+        if lock is not None:
+            return directory, lock
+    raise AssertionError("there is always a next number")
+
+
+def _partition_key(partition: int) -> bytes:
+    return b"p" + struct.pack(">I", partition)
+
+
+_KNOWN_BY = ("id", "entity", "sequence")
+
+
+class Moved(Exception):
+    """Partitions have more, or fewer, messages than their owner knows; the messages sent just now do not count."""
+
+    def __init__(self, delivered: Delivered) -> None:
+        super().__init__(delivered)
+        self.delivered = delivered
+
+
+class OwnedEvents:
+    """The events of an owner's partitions. For one thread at a time."""
+
+    def __init__(
+        self, journal: KafkaJournal, described: Described, partitions: Sequence[int], folder: Path, accept_gone: bool
+    ) -> None:
+        """Call `catch_up` to read new events."""
+        self._journal, self._described, self._accept_gone = journal, described, accept_gone
+        self._topic: Topic = journal.topic
+        self._admin = Admin(journal.topic)
+        self._partitions = partitions
+        self._next: dict[int, int] = {}  # by partition: the expected offset of the next message
+        self._index = TopicIndex(folder, described)
+        self.lasts, self.places = self._index.lasts, self._index.places
+
+    def partition_of(self, entity: str) -> int:
+        return partition_of(entity, self._described.partitions)
+
+    def end(self, partitions: Iterable[int]) -> Position:
+        """The position just after the last events of these partitions."""
+        return position_of({number: self._index.behind_last(number) for number in partitions})
+
+    def stored(self, ids: Sequence[str]) -> list[StoredEvent]:
+        """The stored events with these ids, read from the topic."""
+        found: list[StoredEvent] = []
+        for id_, place in zip(ids, self.places(ids), strict=True):
+            if place is not None:
+                found.extend(self._stored_at(place, id_))
+        return found
+
+    def contents(
+        self, places: Collection[append_batch.EventPlace]
+    ) -> dict[append_batch.EventPlace, append_batch.Found]:
+        """The contents of the events at these places, without those deleted by Kafka's retention."""
+        found: dict[append_batch.EventPlace, append_batch.Found] = {}
+        for partition in {place.log for place in places}:
+
+            def read(start: int, stop: int, of: str = partition) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
+                for offsets, batch in self._journal.located(of, start, stop):
+                    yield offsets.tolist(), batch
+
+            offsets = [place.offset for place in places if place.log == partition]
+            found |= append_batch.read_contents(read, partition, offsets)
+        return found
+
+    def _stored_at(self, place: TopicEventPlace, id_: str) -> Iterator[StoredEvent]:
+        try:
+            for _, batch in self._journal.located(str(place.partition), place.offset, place.offset + 1):
+                id_, entity, sequence = (batch.column(name)[0].as_py() for name in _KNOWN_BY)
+                yield StoredEvent(place.offset, id_, entity, sequence, str(place.partition))
+        except (EventsGone, JournalCorrupt) as error:
+            yield StoredEvent.without_content(place.offset, id_, error, str(place.partition))
+
+    def check(self, delivered: Delivered) -> None:
+        """Moved, unless the delivered messages directly follow the known ones, without gaps."""
+        for number, offsets in delivered.items():
+            if offsets[0] != self._next[number] or offsets[-1] - offsets[0] != len(offsets) - 1:
+                raise Moved(delivered)
+
+    def note(
+        self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered, ends: Mapping[int, int]
+    ) -> list[TopicEventPlace]:
+        """Add stored events, each in its partition; returns their places.
+
+        The transaction's marker follows them, or a foreign message and then the marker: `ends`, the partitions' ends
+        afterwards, show which.
+        """
+        numbers = np.array(partitions)
+        for number, offsets in delivered.items():
+            self._index.note(number, offsets, batch.take(pa.array(np.flatnonzero(numbers == number))))
+            self._next[number] = offsets[-1] + 2
+            if ends[number] == self._next[number]:
+                self._index.reach(number, ends[number])
+        each = {number: iter(offsets) for number, offsets in delivered.items()}
+        return [TopicEventPlace(number, next(each[number])) for number in partitions]
+
+    def catch_up(self, partitions: Sequence[int]) -> None:
+        """Read all new events of these partitions. JournalAway if the topic is not the one of the start."""
+        if self._admin.described() != self._described:
+            raise self._another()
+        ends = self._admin.ends(partitions)
+        if any(self._index.covers(number) > ends[number] for number in partitions):
+            self._index.forget()
+            partitions, ends = self._partitions, self._admin.ends(self._partitions)
+        for number in partitions:
+            self._read(number, ends[number])
+            self._next[number] = ends[number]
+
+    def make_room(self) -> None:
+        """Write unwritten entries to disk if there are many: before an append, as nothing may fail after one."""
+        self._index.write_if_due()
+
+    def write(self) -> None:
+        self._index.write()
+
+    def close(self) -> None:
+        self._index.close()
+
+    def _read(self, number: int, end: int) -> None:
+        start, begin = self._index.covers(number), self._admin.begins([number])[number]
+        if start < begin:
+            if not self._accept_gone:
+                raise self._gone(number, start, begin)
+            start = min(begin, end)
+        for offsets, batch in self._journal.located(str(number), start, end):
+            self._check_partition(number, batch)
+            self._index.note(number, offsets.tolist(), batch)
+            self._index.write_if_due()
+        self._index.reach(number, end)
+
+    def _check_partition(self, number: int, batch: pa.RecordBatch) -> None:
+        for entity in pc.unique(batch.column("entity")).to_pylist():
+            if self.partition_of(entity) != number:
+                raise JournalCorrupt(
+                    f"Events of {entity!r} stand in partition {number}; of {self._described.partitions} partitions "
+                    f"theirs is {self.partition_of(entity)}",
+                    where=self._topic.where,
+                    next_step="Nothing was stored. A journal keeps its number of partitions: were some added to the "
+                    "topic? Copy the events into a new topic then",
+                )
+
+    def _another(self) -> JournalAway:
+        return JournalAway(
+            f"The topic is another one than it was when this writer was opened: not {self._described.id}, "
+            f"with {self._described.partitions} partitions",
+            where=self._topic.where,
+            next_step="Nothing was stored. If it was recreated on purpose, open the journal again; else bring it back",
+        )
+
+    def _gone(self, number: int, start: int, begin: int) -> EventsGone:
+        return EventsGone(
+            f"The events at {number}:{start} to {number}:{begin - 1} are gone: Kafka's retention deleted them before "
+            "this writer's index knew of them, so the last sequences of their entities are not known",
+            where=self._topic.where,
+            next_step=f"Bring back an index that knows them ({self._index.directory.parent}, from the machine of the "
+            "last owner), or go on without them (accept_gone): entities of which nothing is left then begin with 1",
+        )
+
+
+def position_of(offsets: dict[int, int]) -> Position:
+    return Position.of({str(partition): offset for partition, offset in offsets.items()})

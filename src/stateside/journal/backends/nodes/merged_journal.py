@@ -1,0 +1,164 @@
+"""The merged stream for readers, and its tail: events that are durable in a node's log but not in the stream yet.
+
+The tail serves an entity that reads its own writes without waiting for the merger. The stream's last frames record how
+far each log is done; the tail reads each log from there to its end, so some events are in both the stream and the tail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateside.core.errors import JournalCorrupt, PositionInvalid
+from stateside.core.positions import Position
+from stateside.journal.backends.files.file_journal import FileJournal, moved
+from stateside.journal.backends.files.frames import Offsets
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.nodes.gaps import Gap, Gaps
+from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.partition import MERGED, MergedPartition, Sources, StreamIdentity, without_sources
+from stateside.journal.backends.nodes.receipts import Wanted
+from stateside.journal.columns import decode
+from stateside.journal.event import Event
+
+
+def tail(folder: Path, done: Position, entity: str, first: int, last: int) -> list[Event]:
+    """The entity's events with sequences `first` to `last`, both included, up to the first gap.
+
+    `done`: the position up to which all events of the logs are in the stream. Memory: the returned events and one
+    append.
+    """
+    found: dict[int, Event] = {}
+    for name, log in node_logs(folder).items():
+        for _, batch in log.batches(done[name], log.durable_end().offset):
+            wanted = batch.filter(pc.equal(batch.column("entity"), entity))
+            found.update((event.sequence, event) for event in decode(wanted) if event.sequence is not None)
+    following = []
+    for sequence in range(first, last + 1):
+        if sequence not in found:
+            break
+        following.append(found[sequence])
+    return following
+
+
+class MergedJournal:
+    """All events of all nodes, by partition and offset: a `Stream`. Any number of processes and threads may read.
+
+    An entity's events stand in one partition, in the order of their sequences. An offset keeps its event for good.
+    Before its first merger a stream is empty, and has no partitions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._merged = folder, folder / MERGED
+        self._files: dict[str, FileJournal] = {}
+
+    def id(self) -> str | None:
+        """The stream's id, unique and constant for the stream's whole life; None before its first merger."""
+        born = StreamIdentity.read(self._merged)
+        return None if born is None else born.id
+
+    def partitions(self) -> Sequence[str]:
+        """The names of the partitions. They never change."""
+        born = StreamIdentity.read(self._merged)
+        return [] if born is None else born.names()
+
+    def end(self) -> Position:
+        """The position after the last event of every partition. The end never moves back."""
+        return Position.of({name: self._partition(name).durable_end().offset for name in self.partitions()})
+
+    def begin(self) -> Position:
+        """The position of the first events still stored: the start, until retention drops events."""
+        return Position.of({name: self._partition(name).begin()[PARTITION] for name in self.partitions()})
+
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
+
+        The events of many small frames come as one batch.
+        """
+        yield from self._opened(partition).batches(partition, start, stop)
+
+    def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The events at these ascending offsets, in several batches. Reads only the frames with these events."""
+        yield from self._opened(partition).gather(partition, offsets)
+
+    def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+        """The events of a partition from `start` up to `stop` (the end by default), in order."""
+        for _, batch in self.batches(partition, start, self.end()[partition] if stop is None else stop):
+            yield from decode(batch)
+
+    def wait(self, position: Position, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` for the end to move beyond the position; returns whether it has. 0 s: no wait."""
+        return moved(self.end, position, timeout_s)
+
+    def position_of(self, receipt: Position) -> Position | None:
+        """The position in this stream just after the events of a node's receipt; None if the events are not merged.
+
+        PositionInvalid if there is no such log, PositionAhead if the log ends before the receipt. If retention has
+        trimmed the receipt's events from the node's log, returns the stream's current end: the events are before it,
+        and their exact place is lost.
+        """
+        wanted = self.wanted(receipt)
+        return None if wanted is None else wanted.position()
+
+    def covers(self, receipt: Position) -> bool:
+        """Whether the events of a node's receipt are in the stream."""
+        return self.position_of(receipt) is not None
+
+    def wait_for(self, receipt: Position, timeout_s: float) -> Position | None:
+        """Wait at most `timeout_s` for a node's events to be merged; returns as `position_of`."""
+        deadline, wanted = time.monotonic() + timeout_s, None
+        while True:
+            end = self.end()
+            wanted = wanted or self.wanted(receipt)
+            found = None if wanted is None else wanted.position()
+            if found is not None or not self.wait(end, max(0.0, deadline - time.monotonic())):
+                return found
+
+    def tail(self, entity: str, first: int, last: int) -> list[Event]:
+        """An entity's events of these sequences in the nodes' logs that may not be merged yet (see `tail`)."""
+        return tail(self._folder, self.sources().done, entity, first, last)
+
+    def sources(self) -> Sources:
+        """How far the nodes' logs are in this stream, and how far the merger had read them."""
+        found = Sources()
+        for name in self.partitions():
+            found = found.joined(self._partition(name).sources())
+        return found
+
+    def gaps(self) -> list[Gap]:
+        """The gaps last published by the merger, oldest first, at most 1,000."""
+        return list(self.stalled().shown)
+
+    def stalled(self) -> Gaps:
+        """As `gaps`, with the number of all gaps."""
+        return Gaps.read(self._merged)
+
+    def wanted(self, receipt: Position) -> Wanted | None:
+        """A repeatable `position_of`; None before the first merger."""
+        born = StreamIdentity.read(self._merged)
+        return None if born is None else Wanted(self._folder, born, receipt, self.end)
+
+    def _opened(self, partition: str) -> FileJournal:
+        """A partition to read; JournalCorrupt if the files belong to another stream or another partition."""
+        born = StreamIdentity.read(self._merged)
+        if born is None or partition not in born.names():
+            raise PositionInvalid(
+                f"This stream has no partition {partition!r}",
+                where=str(self._merged),
+                next_step="The reader's position belongs to another stream",
+            )
+        files = self._files.setdefault(partition, FileJournal(self._merged / partition, without_sources, partition))
+        if files.id() not in (None, str(born.journal_id(partition))):
+            raise JournalCorrupt(
+                f"What lies there is not partition {partition} of this stream",
+                where=str(self._merged / partition),
+                next_step="Restore the folder from a copy; nothing was skipped or changed",
+            )
+        return files
+
+    def _partition(self, name: str) -> MergedPartition:
+        return MergedPartition(self._merged / name)

@@ -1,0 +1,363 @@
+"""A node's writer: the owner of the node's log, which assigns sequences to the events of its entities."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from stateside.core.clock import Clock, SystemClock
+from stateside.core.errors import EntityElsewhere, JournalAway
+from stateside.core.positions import Position
+from stateside.core.storage import CLOSED
+from stateside.journal.append_batch import (
+    Answers,
+    Appended,
+    AppendRequest,
+    AppendTurn,
+    EventPlace,
+    Found,
+    Rows,
+    events_of,
+    settle,
+)
+from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX
+from stateside.journal.backends.files.lock import WAIT_S_MAX
+from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.nodes.ids import KnownIds, copy_index
+from stateside.journal.backends.nodes.last_sequences import Lasts
+from stateside.journal.backends.nodes.log import (
+    Fence,
+    FencedLog,
+    NodeLog,
+    complete_logs,
+    epochs,
+    log_name,
+    node_logs,
+    reaching,
+)
+from stateside.journal.backends.nodes.ownership import (
+    NodeSlots,
+    become_owner,
+    check_folder,
+    check_name,
+    giving_back,
+    opening,
+    seal_earlier,
+    slot_of,
+)
+from stateside.journal.columns import conformed, encode
+from stateside.journal.event import Event
+from stateside.journal.group_commit import GroupCommit
+from stateside.journal.index import numbered
+from stateside.journal.receipt import Receipt, StoredEvent, repeated
+
+
+class NodeWriter:
+    """The owner of a node. Threads may share it. Each entity is written by one node at a time (`ownership`).
+
+    How a process becomes the owner:
+
+    1. The process locks `opening`, so that no other process opens this node meanwhile. The death of a process releases
+       the lock.
+    2. With `take_over` the process makes the folder of the next epoch, and writes the new epoch durably. From here on
+       the former owner is fenced: wherever it was paused, it acknowledges nothing more. A crash here leaves an epoch
+       with an empty log, which the next owner continues; so an epoch without a folder is one whose log was lost.
+    3. The process locks `owner` in the folder of its epoch, for life. Without `take_over` the epoch is the last
+       owner's: if the last owner lives, JournalLocked; else the new owner continues the log, as after a crash, and
+       writes its own token into `epoch`.
+    4. The owner seals the unsealed logs of earlier epochs (`log.seal` has the argument). A crash here leaves each log
+       sealed or not; the next owner repeats the step.
+    5. The owner renews the node's slots, so that no late release by a former owner can take effect.
+    6. The owner opens its own log, unlocks `opening`, starts its index from a copy of the last epoch's, and reads the
+       rest of the logs.
+
+    How an append becomes durable and is acknowledged:
+
+    1. The events are checked and packed. Free slots are granted to this node; if another node has an entity's slot,
+       EntityElsewhere. After a grant the index follows all logs (`ownership`).
+    2. The owner takes the turn of its log, which settles the remains of a failed append, and the index takes the result
+       in.
+    3. If the ids are stored already, the append returns the first receipt. Else each event gets its entity's next
+       sequence.
+    4. The frame is written and synced. A crash leaves a torn frame, or a whole frame without acknowledgement.
+    5. The owner reads `epoch`: JournalFenced if the file names another owner.
+    6. The end mark is moved: mergers see the events.
+    7. The index takes the events in, in memory. The append returns the receipt: Position `NAME.EPOCH:OFFSET`, just
+       after the events.
+
+    Why an acknowledged event is never lost: the event lies in its log before every later seal (`log.seal`), and a log
+    without a seal is a journal. Why no two events have the same entity and sequence: a node's owner knows all events of
+    its log (step 2); it read the events of earlier owners, up to their seals, when opened, and the entity's events at
+    other nodes when it got the slot. No other node writes to the slot meanwhile.
+
+    An append that failed between steps 4 and 7 may be stored without a receipt. The same append again, at this node or
+    at the node that has the entities by then, returns the first receipt in this case.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        take_over: bool = False,
+        clock: Clock | None = None,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        wait_s_max: float = WAIT_S_MAX,
+    ) -> None:
+        check_name(name)
+        check_folder(folder)
+        self.name, self._folder, self._node = name, folder, folder / NODES / name
+        self._clock = clock or SystemClock()
+        self._appending = threading.Lock()
+        self._group = GroupCommit(self._append_together)
+        with reaching(self._node), opening(self._node, wait_s_max):
+            owner, self._lock = become_owner(self._node, take_over)
+            self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
+            self._fence = Fence(self._node, owner)
+            with giving_back(self._lock):
+                seal_earlier(self._node, self.epoch)
+                self._slots = NodeSlots(folder)
+                self._granted = self._slots.renew(name, self._fence.check)
+                directory = self._node / str(self.epoch)
+                self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
+        with giving_back(self._lock), ExitStack() as opened:
+            opened.callback(self._log.close)
+            for name in ("index", "places"):
+                self._copy_last_epoch_s(name)
+            self._index = Lasts(directory / "index", self._all_logs)
+            opened.callback(self._index.close)
+            self._index.follow()
+            self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
+            opened.pop_all()  # nothing failed: keep all of them open
+
+    @property
+    def end(self) -> Position:
+        """The position after the last event of this node's log, as of its last append."""
+        return self._behind(self._offset)
+
+    @property
+    def _offset(self) -> int:
+        return self._log.end[PARTITION]
+
+    @property
+    def slots(self) -> list[int]:
+        """The numbers of the node's slots."""
+        return sorted(self._granted)
+
+    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
+        """As `Appending.append`, for events of any entities of this node.
+
+        The node knows the ids of all events that it wrote, and of its entities' earlier events at other nodes. The same
+        id at two nodes, for different entities, is not detected. Threads that share a node share its syncs, too.
+        """
+        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
+
+    def append_each(
+        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
+    ) -> Appended:
+        """As `Appending.append_each`."""
+        self._claim_before(_slots_of(events))
+        appended = self._group.append(AppendRequest(events, compare_ids=compare_ids, any_time=any_time))
+        assert isinstance(appended, Appended)
+        return appended
+
+    def append_batch(self, batch: pa.RecordBatch) -> Position:
+        """Store events of a record batch with at least the columns `columns.GIVEN`.
+
+        Ids are not compared.
+        """
+        batch = conformed(batch)
+        with self._turn(batch.column("entity").unique().to_pylist()):
+            return self._store(batch)
+
+    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
+        """As `Appending.append_to`; ids are compared with all nodes' events."""
+        self._claim_before(_slots_of_names([entity]))
+        receipt = self._group.append(AppendRequest(events, entity, expected_sequence))
+        assert isinstance(receipt, Receipt)
+        return receipt
+
+    def append_once(self, events: Sequence[Event]) -> list[Position]:
+        """As `append`; returns a receipt per event. A repeated event gets the receipt of the stored one, in any log."""
+        if not events:
+            return []
+        place = self.append_each(events).place
+        return [Position.of({log: offset + 1}) for log, offset in map(place, range(len(events)))]
+
+    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
+        """Repeat an append without a receipt; `since` has the last receipts of its producer. The receipt covers all.
+
+        As `append`, which detects stored events by itself.
+        """
+        return self.append(events)
+
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        """The receipt of one of the entity's events by its id; None if no event has this id.
+
+        EventRefused if the event is another entity's.
+        """
+        with self._turn([entity]):
+            stored = self._known.stored(entity, [id_], self._offset)
+            return repeated(entity, (), stored) if stored else None
+
+    def last_sequence(self, entity: str) -> int:
+        """The sequence of the entity's last event; 0 if there is none. The entity belongs to this node from now on."""
+        with self._turn([entity]):
+            return self._index.last([entity])[entity]
+
+    def claim(self, slots: Iterable[int]) -> None:
+        """Claim free slots; EntityElsewhere for a slot of another node."""
+        with self._alone():
+            self._claim(set(slots))
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Release slots, so that another node can claim them: steps 1 to 3 of `ownership`."""
+        with self._alone():
+            self._fence.check()
+            with self._log.turn():  # settles the remains of a failed append: stored or not
+                self._log.sync_mark()
+            for slot in sorted(self._granted.intersection(slots)):
+                self._granted.discard(slot)
+                self._slots.release(slot, self.name, self._fence.check)
+
+    def close(self) -> None:
+        """Give up the node. All acknowledged events are durable; the slots stay the node's.
+
+        Idempotent. Later appends raise JournalAway.
+        """
+        with self._appending:
+            if self._lock == CLOSED:
+                return
+            lock, self._lock = self._lock, CLOSED
+            with ExitStack() as closing:  # an error of one close does not skip the others
+                closing.callback(os.close, lock)
+                for each in (self._log, self._known, self._index):
+                    closing.callback(each.close)
+
+    def __enter__(self) -> NodeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _claim_before(self, slots: set[int]) -> None:
+        """Claim slots before the events join a group commit, so that a refusal affects only their own thread."""
+        missing = slots - self._granted
+        if missing:
+            self.claim(missing)
+
+    def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
+        """Append the requests of a group of threads."""
+        batch = encode(events_of(requests), self._clock.now_us())
+        entities = {request.entity for request in requests if request.entity is not None}
+        with self._turn(entities.union(batch.column("entity").unique().to_pylist())):
+            turn = AppendTurn(self._places, self._contents, self._stored_of, self._last, self._store_parts)
+            return settle(requests, batch, turn)
+
+    def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
+        found = self._known.places(ids, self._offset)
+        return [None if place is None else EventPlace(place.log, place.behind - 1) for place in found]
+
+    def _contents(self, places: Collection[EventPlace]) -> dict[EventPlace, Found]:
+        found: dict[EventPlace, Found] = {}
+        for log in {place.log for place in places}:
+            found |= self._known.contents(log, [place.offset for place in places if place.log == log])
+        return found
+
+    def _stored_of(self, requests: Sequence[AppendRequest]) -> list[Sequence[StoredEvent]]:
+        there: list[Sequence[StoredEvent]] = []
+        for request in requests:
+            ids = [event.id for event in request.events]
+            there.append(self._known.stored(request.entity or "", ids, self._offset) if ids else [])
+        return there
+
+    def _store_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
+        first = self._offset
+        self._store(batch)
+        return [self._appended(first + low, first + high) for low, high in parts]
+
+    def _appended(self, first: int, behind: int) -> Appended:
+        return Appended(self._behind(behind), lambda number: EventPlace(self.log, first + number))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Exclude all other threads. JournalAway after `close`."""
+        with self._appending, reaching(self._folder):
+            if self._lock == CLOSED:
+                raise JournalAway("This writer is closed", where=str(self._node), next_step="Open the node again")
+            yield
+
+    @contextmanager
+    def _turn(self, entities: Iterable[str]) -> Iterator[None]:
+        """Steps 1 and 2 of an append. Also checks the fence, so a fenced owner writes nothing at all."""
+        with self._alone():
+            self._fence.check()
+            self._claim({slot_of(entity) for entity in entities})
+            with self._log.turn() as end:
+                if self._index.covers(self.log) != end.offset:
+                    self._index.follow_log(self.log, node_logs(self._folder)[self.log])
+                yield
+
+    def _store(self, batch: pa.RecordBatch) -> Position:
+        """Steps 3 to 7; the log does 4 to 6."""
+        if batch.num_rows:
+            first = self._offset
+            batch, _ = numbered(batch, self._last)
+            self._index.write_if_due()
+            self._log.store(batch)
+            self._index.note(self.log, first, batch)
+            self._known.note(first, batch)
+        return self.end
+
+    def _last(self, entities: Sequence[str]) -> list[int]:
+        found = self._index.last(entities)
+        return [found[entity] for entity in entities]
+
+    def _claim(self, slots: set[int]) -> None:
+        """Claim slots, then read the events of their entities at other nodes."""
+        missing = sorted(slots - self._granted)
+        owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
+        if owners:
+            self._index.follow()
+            self._known.others_wrote()
+        self._granted.update(slot for slot, owner in owners.items() if owner == self.name)
+        for slot, owner in owners.items():
+            if owner != self.name:
+                raise self._elsewhere(slot, owner)
+
+    def _elsewhere(self, slot: int, node: str) -> EntityElsewhere:
+        return EntityElsewhere(
+            f"The entities of slot {slot} are written by the node {node}",
+            where=str(self._folder),
+            next_step=f"Append them there. To move them, let {node} release the slot; "
+            "if it is gone, take it over first",
+        )
+
+    def _copy_last_epoch_s(self, name: str) -> None:
+        """Start an index from a copy of the last epoch's."""
+        older = [epoch for epoch in epochs(self._node) if epoch < self.epoch]
+        for epoch in older[-1:]:
+            copy_index(self._node / str(epoch) / name, self._node / str(self.epoch) / name)
+
+    def _all_logs(self) -> dict[str, NodeLog]:
+        return complete_logs(self._folder, self._slots.nodes())
+
+    def _behind(self, offset: int) -> Position:
+        return Position.of({self.log: offset})
+
+
+def _slots_of(events: Sequence[Event]) -> set[int]:
+    """The slots of the events' entities. Skips values that are not events; a later check refuses them."""
+    entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
+    return _slots_of_names(entities)
+
+
+def _slots_of_names(entities: Iterable[str]) -> set[int]:
+    """The slots of valid entity names. A later check refuses the others."""
+    return {slot_of(entity) for entity in entities if entity.isprintable()}
