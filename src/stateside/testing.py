@@ -26,8 +26,7 @@ import pyarrow as pa
 from stateside.core.errors import OperatingError
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event, FileLog, JournalWriter
-from stateside.journal.backends.nodes.stored_stream import StoredStream
+from stateside.journal import Event, Journal, open_journal
 from stateside.pipeline.app import App
 from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
@@ -62,17 +61,18 @@ def session(scratch: Path) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def temporary_journal(events: Sequence[Event] = ()) -> Iterator[FileLog]:
+def temporary_journal(events: Sequence[Event] = ()) -> Iterator[Journal]:
     """A journal with the given events, deleted at the end."""
     with TemporaryDirectory(prefix="stateside-test-") as folder:
-        with JournalWriter(Path(folder)) as writer:
+        journal = open_journal(Path(folder))
+        with journal.writer() as writer:
             writer.append(events)
-        yield FileLog(Path(folder))
+        yield journal
 
 
 def append(layout: Layout, events: Sequence[Event]) -> Position:
     """Append events to an application's journal; returns the receipt."""
-    with JournalWriter(layout.journal) as writer:
+    with open_journal(layout.journal).writer() as writer:
         return writer.append(events)
 
 
@@ -94,7 +94,8 @@ def run_to(
     Crash markers among the events take effect. PipelineFailed if a view fails.
     """
     session.dataSource.register(CrashingSource)
-    stop_at = position or StoredStream.at(layout.journal).end()
+    journal = open_journal(layout.journal)
+    stop_at = position or journal.in_stamps(journal.end())
     settings = RunSettings(events_per_batch_max=events_per_batch, stop_at=stop_at, restarts_max=0, hold_s_max=0)
     with Runner(app, layout, settings, session=session) as runner:
         runner.run_to_end()

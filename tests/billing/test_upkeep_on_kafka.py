@@ -15,7 +15,7 @@ from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.journal.backends.kafka.topic import Topic
 from stateside.journal.backends.kafka.topic_folder import place
-from stateside.journal.location import open_journal, open_writer
+from stateside.journal.location import open_journal
 from stateside.testbed.broker import Broker
 from tests.billing.written_bills import plan
 from tests.journal.kafka.topics import new_topic, real
@@ -31,7 +31,7 @@ def topic(broker: Broker, layout: Layout) -> Topic:
 
 
 def ids(layout: Layout, *types: str) -> list[str]:
-    return [event.id for event in open_journal(layout.journal).events() if event.type in types]
+    return [event.id for event in open_journal(layout.journal).log().events() if event.type in types]
 
 
 def test_plans_are_published_and_customers_assigned_once(topic: Topic, layout: Layout) -> None:
@@ -50,7 +50,7 @@ def test_fees_and_ticks_come_once_however_often_the_clockwork_is_started_beside_
     publish(layout, plan(), clock)
     assign(layout, "emma", "basic", clock=clock)
     clock.time_us += 40 * DAY_US
-    with open_writer(layout.journal, clock=clock) as writer:
+    with open_journal(layout.journal).writer(clock=clock) as writer:
         for _ in range(2):
             layout.clock.unlink(missing_ok=True)  # as a crash does that comes before it is written
             clockwork = Clockwork(layout, clock)
@@ -89,4 +89,4 @@ def test_a_dead_letter_is_replayed_once(topic: Topic, layout: Layout) -> None:
     done = [replay(layout, [letter], {"customer": "emma"}, clock) for _ in range(2)]
     assert [(each.appended, each.already) for each in done] == [(1, 0), (0, 1)]
     assert ids(layout, "call") == ["replay/1"]
-    assert all(open_journal(layout.journal).end().covers(each.receipt) for each in done)
+    assert all(open_journal(layout.journal).log().end().covers(each.receipt) for each in done)

@@ -9,12 +9,12 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -28,31 +28,8 @@ from stateside.core.errors import (
     SequenceConflict,
 )
 from stateside.core.positions import Position
-from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal, Receipt
-from stateside.journal.append_batch import Appended
+from stateside.journal import Event, FileLog, Journal, JournalWriter, Log, MemoryJournal, Receipt, Writer, open_journal
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
-
-
-class Writer(Protocol):
-    """How events get in."""
-
-    @property
-    def end(self) -> Position: ...
-    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position: ...
-    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended: ...
-    def append_once(self, events: Sequence[Event]) -> Sequence[int | Position]: ...
-    def append_unstored(self, events: Sequence[Event], since: Position) -> Position: ...
-    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt: ...
-    def receipt_of(self, entity: str, id_: str) -> Receipt | None: ...
-
-
-class Reader(Protocol):
-    """How events get out."""
-
-    def id(self) -> str | None: ...
-    def end(self) -> Position: ...
-    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]: ...
-    def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]: ...
 
 
 class JournalContract(ABC):
@@ -63,7 +40,7 @@ class JournalContract(ABC):
         """Open the journal for appending; `folder` belongs to this test alone."""
 
     @abstractmethod
-    def reader(self, folder: Path) -> Reader:
+    def reader(self, folder: Path) -> Journal | Log:
         """Open the same journal for reading."""
 
     @pytest.fixture
@@ -395,8 +372,8 @@ def _event(id_: str, entity: str) -> Event:
 
 
 class TestJournalOnFiles(JournalContract):
-    writer = staticmethod(lambda folder, clock: JournalWriter(folder / "journal", clock=clock))
-    reader = staticmethod(lambda folder: FileLog(folder / "journal"))
+    writer = staticmethod(lambda folder, clock: open_journal(folder / "journal").writer(clock=clock))
+    reader = staticmethod(lambda folder: open_journal(folder / "journal"))
 
 
 class TestJournalOnFilesWithASegmentForEveryAppend(JournalContract):
@@ -408,7 +385,7 @@ _IN_MEMORY: defaultdict[Path, MemoryJournal] = defaultdict(MemoryJournal)
 
 
 class TestJournalInMemory(JournalContract):
-    writer = staticmethod(lambda folder, clock: _IN_MEMORY[folder].writer(clock))
+    writer = staticmethod(lambda folder, clock: _IN_MEMORY[folder].writer(clock=clock))
     reader = staticmethod(lambda folder: _IN_MEMORY[folder])
 
 
@@ -439,7 +416,8 @@ class _Merged:
 
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
         first = 0 if start is None else start["a.1"]
-        return self._merged().events("0", first, None if stop is None else stop["a.1"])
+        last = None if stop is None else Position.of({"0": stop["a.1"]})
+        return self._merged().log("0").events(Position.of({"0": first}), last)
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
         there = {event.id for event in self.events(since)}

@@ -10,9 +10,11 @@ from uuid import uuid4
 import pytest
 
 from stateside.core.clock import Clock
-from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal import Journal, Log, Writer, open_journal
+from stateside.journal.backends.kafka import KafkaJournal, Topic, create_topic
+from stateside.journal.backends.kafka.topic_folder import place
 from stateside.testbed.broker import Broker
-from tests.contract.test_journal import JournalContract, Reader, Writer
+from tests.contract.test_journal import JournalContract
 
 pytestmark = [pytest.mark.e2e, pytest.mark.network, pytest.mark.timeout(900)]  # the first one fetches the broker's jars
 
@@ -30,10 +32,24 @@ class TestJournalOnKafka(JournalContract):
         with self._creating:
             if KafkaJournal(topic).id() is None:
                 create_topic(topic, partitions=1)
-        return KafkaWriter(topic, folder / "index", clock=clock)
+        return self._open(folder, topic).writer(clock=clock)
 
-    def reader(self, folder: Path) -> Reader:
-        return KafkaJournal(self._topic(folder))
+    def reader(self, folder: Path) -> Journal | Log:
+        return self._open(folder, self._topic(folder))
+
+    def _open(self, folder: Path, topic: Topic) -> Journal:
+        return open_journal(f"kafka://{topic.servers}/{topic.name}", index=folder / "index")
 
     def _topic(self, folder: Path) -> Topic:
         return Topic(self._address, self._names.setdefault(folder, f"journal-{uuid4()}"))
+
+
+class TestJournalOfAFolderOnKafka(TestJournalOnKafka):
+    """The folder names the topic, its writers take turns, and positions are as in stamps."""
+
+    def reader(self, folder: Path) -> Journal | Log:
+        return self._open(folder, self._topic(folder)).log()
+
+    def _open(self, folder: Path, topic: Topic) -> Journal:
+        place(folder, f"kafka://{topic.servers}/{topic.name}")
+        return open_journal(folder)

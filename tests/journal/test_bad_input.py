@@ -32,9 +32,10 @@ from stateside.core.storage import try_lock
 from stateside.journal import Event, FileLog, JournalWriter, MemoryJournal
 from stateside.journal import index as index_module
 from stateside.journal.admin import JournalFiles, drop
-from stateside.journal.backends.files.file_journal import FileJournal, Stream
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.backends.files.lock import Turns
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, last_sequences, partition
+from stateside.journal.contract import Journal
 from stateside.journal.queries import Queries, QueryViews
 from tests.disks import fill, mounted
 from tests.sizes import some
@@ -191,7 +192,7 @@ class Subject:
     folder: Path
     segments: Path
     ids: list[str]
-    stream: Callable[[], Stream]
+    stream: Callable[[], Journal]
     reads: dict[str, Callable[[], Iterator[str]]]
     go_on: Callable[[], None]  # one more event is appended, with which all are there
 
@@ -201,7 +202,7 @@ def ids_of(batches: Iterator[tuple[Any, Any]]) -> Iterator[str]:
         yield from batch.column("id").to_pylist()
 
 
-def asked(stream: Stream, folder: Path, query: Callable[[Queries], Any]) -> Iterator[str]:
+def asked(stream: Journal, folder: Path, query: Callable[[Queries], Any]) -> Iterator[str]:
     with QueryViews(stream, folder) as views:
         for found in query(Queries(stream, views)).current():
             yield found.event.id
@@ -220,7 +221,7 @@ def reads_of(make: Callable[[], Any], views: Path) -> dict[str, Callable[[], Ite
     }
 
 
-def made_anew(stream: Stream, folder: Path) -> Iterator[str]:
+def made_anew(stream: Journal, folder: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
     with QueryViews(stream, folder) as views:
         views.follow()
@@ -265,7 +266,7 @@ def merged(folder: Path) -> Subject:
     with QueryViews(MergedJournal(folder), folder / "views") as views:
         views.follow()
     reads = reads_of(lambda: MergedJournal(folder), folder / "views")
-    reads["merged events"] = lambda: (found.id for found in MergedJournal(folder).events("0"))
+    reads["merged events"] = lambda: (found.id for found in MergedJournal(folder).events())
     reads["a merger"] = lambda: merging(folder)
     ids = [f"e{n}" for n in range(COUNT)]
     return Subject(
@@ -278,7 +279,7 @@ def merging(folder: Path) -> Iterator[str]:
     shutil.rmtree(folder / "merged" / "index", ignore_errors=True)
     with Merger(folder) as merger:
         merger.merge()
-    yield from (found.id for found in MergedJournal(folder).events("0"))
+    yield from (found.id for found in MergedJournal(folder).events())
 
 
 def node(folder: Path) -> Subject:
@@ -308,7 +309,7 @@ def node(folder: Path) -> Subject:
             try:
                 merging.merge()
             finally:
-                yield from (found.id for found in MergedJournal(folder).events("0"))
+                yield from (found.id for found in MergedJournal(folder).events())
 
     reads = {"a merger": merger, "a node": opening, "the tail": tail}
     ids = [f"e{n}" for n in range(COUNT)]

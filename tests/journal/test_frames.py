@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateside.journal import Event, JournalWriter, frames
+from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files import frames
 from stateside.journal.backends.files.frames import Frames
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
@@ -284,14 +285,14 @@ def test_threads_that_share_a_writer_need_fewer_syncs_than_appends(
 ) -> None:
     frames = []
     with JournalWriter(tmp_path) as writer, ThreadPoolExecutor(16) as pool:
-        store = writer._store
+        store = writer._store_frame
 
-        def slow(batch: object) -> None:
+        def slow(batch: pa.RecordBatch) -> int:
             frames.append(batch)
             time.sleep(0.002)
-            store(batch)
+            return store(batch)
 
-        monkeypatch.setattr(writer, "_store", slow)
+        monkeypatch.setattr(writer, "_store_frame", slow)
         receipts = list(pool.map(lambda number: writer.append([event(f"{number}")])["0"], range(160)))
     found = list(FileLog(tmp_path).events())
     assert [found[receipt - 1].id for receipt in receipts] == [f"{number}" for number in range(160)]

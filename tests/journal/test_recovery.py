@@ -16,10 +16,10 @@ import pytest
 from stateside.core.errors import JournalCorrupt, OperatingError
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, FileLog, JournalWriter, segment
+from stateside.journal import Event, FileLog, JournalWriter, open_journal
 from stateside.journal.backends.files import file_writer as writer_module
+from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.segment import DurableEnd, segment_path
-from stateside.journal.backends.nodes.stored_stream import StoredStream
 from tests.sizes import thinned
 
 MakeEvents = Callable[..., list[Event]]
@@ -318,7 +318,7 @@ def test_events_without_an_end_mark_are_damage_to_readers_until_a_writer_has_fou
 ) -> None:
     damageable.put(damageable.content, None)
     journal = FileLog(damageable.folder)
-    for read in (journal.end, lambda: list(journal.events()), StoredStream.at(damageable.folder).end):
+    for read in (journal.end, lambda: list(journal.events()), open_journal(damageable.folder).end):
         with pytest.raises(JournalCorrupt, match=r"end mark is missing.*let a writer open") as corrupt:
             read()
         assert corrupt.value.where == str(damageable.folder / "end")

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import EventsGone, JournalCorrupt, PositionInvalid
-from stateside.journal import Event, FileLog, JournalWriter, zone_maps
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.admin import JournalFiles, drop, verify
+from stateside.journal.backends.files import zone_maps
 from stateside.journal.backends.files.segment import journal_id, segment_path
 from stateside.journal.columns import decode
 from stateside.journal.predicates import ANY, Conditions, NumberRange, Stretch, selected, shares, split, stretches

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ def test_nobody_is_told_of_a_conflict_with_what_was_not_stored(tmp_path: Path, m
         def full(batch: object) -> None:
             raise JournalAway("the disk is full")
 
-        monkeypatch.setattr(writer, "_store", full)
+        monkeypatch.setattr(writer, "_store_frame", full)
         with pytest.raises(JournalAway):
             writer._append_together([AppendRequest([event("a")], "emma", 0), AppendRequest([event("b")], "emma", 0)])
 
@@ -153,11 +154,11 @@ def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypat
     frames: list[object] = []
     ready = Barrier(16)
     with JournalWriter(tmp_path) as writer, ThreadPoolExecutor(16) as pool:
-        store = writer._store
+        store = writer._store_frame
 
-        def counted(batch: object) -> None:
+        def counted(batch: pa.RecordBatch) -> int:
             frames.append(batch)
-            store(batch)
+            return store(batch)
 
         def append(thread: int) -> None:
             ready.wait(10)
@@ -165,7 +166,7 @@ def test_threads_that_append_on_conditions_share_syncs(tmp_path: Path, monkeypat
                 receipt = writer.append_to(f"c{thread}", [event(f"{thread}-{number}", f"c{thread}")], number)
                 assert receipt.last_sequence == number + 1
 
-        monkeypatch.setattr(writer, "_store", counted)
+        monkeypatch.setattr(writer, "_store_frame", counted)
         list(pool.map(append, range(16)))
     assert len(list(FileLog(tmp_path).events())) == 320
     assert len(frames) < 240

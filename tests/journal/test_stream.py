@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import JournalCorrupt, PositionInvalid
 from stateside.core.positions import Position
-from stateside.journal import Event, FileLog, JournalWriter, frame_index
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files import frame_index
 from stateside.journal.backends.files import frames as frames_module
-from stateside.journal.backends.files.file_journal import FileJournal, gather
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.columns import decode
 from tests.journal.old_format import write_old
 from tests.journal.queries.streams import MemoryStream
@@ -61,7 +62,7 @@ def test_any_offsets_are_gathered_in_order(folder: Path, wanted: set[int], group
     offsets = np.array(sorted(wanted), np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames_module, "GROUP_BYTES", group_bytes)
-        parts = list(gather(FileJournal(folder), "0", offsets))
+        parts = list(FileJournal(folder).gather("0", offsets))
     assert [int(offset) for found, _ in parts for offset in found] == sorted(wanted)
     assert [each for _, batch in parts for each in decode(batch)] == [event(number) for number in sorted(wanted)]
 
@@ -70,7 +71,7 @@ def test_any_offsets_are_gathered_in_order(folder: Path, wanted: set[int], group
 def test_offsets_are_gathered_from_a_stream_that_has_ranges_only(wanted: set[int]) -> None:
     stream = MemoryStream(["p"])
     stream.append([event(number) for number in range(300)])
-    parts = list(gather(stream, "p", np.array(sorted(wanted), np.int64)))
+    parts = list(stream.gather("p", np.array(sorted(wanted), np.int64)))
     assert [each for _, batch in parts for each in decode(batch)] == [event(number) for number in sorted(wanted)]
 
 

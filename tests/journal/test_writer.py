@@ -17,10 +17,13 @@ import pytest
 from stateside.core.clock import ManualClock
 from stateside.core.errors import EventRefused, JournalAway, OperatingError
 from stateside.core.positions import Position
-from stateside.journal import Event, FileLog, JournalWriter, segment
+from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.segment import DurableEnd, journal_id, segment_offsets
 from stateside.journal.columns import decode, encode
+from stateside.journal.writer import OneLog
 from tests.journal.conftest import strangers
+from tests.journal.receipts import offsets
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -154,6 +157,7 @@ sys.modules["pandas"] = types.SimpleNamespace(__version__="0")  # the real one, 
 from pathlib import Path
 from stateside.core.errors import OperatingError
 from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.writer import OneLog
 
 folder = Path(sys.argv[1])
 def events(first, count, size=10):
@@ -407,7 +411,7 @@ def _crash_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif step == "the mark":
         monkeypatch.setattr(DurableEnd, "pack", _crash)
     else:
-        monkeypatch.setattr(JournalWriter, "end", property(_crash))
+        monkeypatch.setattr(OneLog, "appended", _crash)
 
 
 def test_threads_may_share_a_writer(tmp_path: Path) -> None:
@@ -464,8 +468,8 @@ def test_a_writer_whose_journal_is_away_makes_no_new_one_and_goes_on_when_it_is_
     assert list(folder.glob("*.segment")) == [] or left == "another journal"
     shutil.rmtree(folder, ignore_errors=True)
     away.rename(folder)
-    assert writer.append_once(make_events(1, 2)) == [2]
+    assert offsets(writer.append_once(make_events(1, 2))) == [2]
     writer.close()
     with JournalWriter(folder, known=journal_id(folder)) as again:
-        assert again.append_once(make_events(1, 3)) == [3]
+        assert offsets(again.append_once(make_events(1, 3))) == [3]
     assert [event.id for event in FileLog(folder).events()] == [event.id for event in make_events(4)]

@@ -20,7 +20,6 @@ from stateside.core.positions import Position
 from stateside.journal import Event
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
 from stateside.journal.backends.nodes.ownership import slot_of
-from stateside.journal.backends.nodes.stored_stream import StoredStream
 from stateside.serving.clients import Client
 from stateside.serving.rows.node_receipts import sought
 from tests.waiting import wait_until
@@ -104,7 +103,7 @@ def test_a_receipt_behind_an_event_that_waits_to_be_merged_is_looked_up(tmp_path
     with Merger(tmp_path, partitions=2) as merger:
         assert merger.merge() == 1
     (tmp_path / "away").rename(tmp_path / "nodes" / "a")
-    stored = StoredStream.at(tmp_path)
+    stored = MergedJournal(tmp_path)
     here = stored.end().joined(stored.sources(stored.end().as_dict()))
     assert not here.covers(otto), "what the batch says of the logs ends before emma's event"
     assert MergedJournal(tmp_path).covers(otto)
@@ -117,7 +116,7 @@ def test_a_receipt_behind_an_event_that_waits_to_be_merged_is_looked_up(tmp_path
     assert not not_found.covered_by(here)
     with Merger(tmp_path, partitions=2) as merger:
         merger.merge()
-    end = StoredStream.at(tmp_path).end()
+    end = MergedJournal(tmp_path).end()
     wait_until(lambda: not_found.covered_by(end))
 
 

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stateside.cli.group import FILE, FOLDER, PORT
-from stateside.cli.kafka import beside, kafka_option
+from stateside.cli.kafka import journal_at, kafka_option
 from stateside.core.errors import RequestInvalid, SettingInvalid
 
 if TYPE_CHECKING:
-    from stateside.journal import JournalWriter
-    from stateside.journal.backends.kafka import KafkaWriter
-    from stateside.journal.backends.kafka.shared_writer import PlacedWriter
-    from stateside.journal.backends.nodes import NodeWriter
+    from stateside.journal import Writer
     from stateside.testbed.system import JournalKind
 
 
@@ -196,21 +193,15 @@ def append(
         click.echo(json.dumps(told) if as_json else told["receipt"])
 
 
-def _writer(
-    folder: Path, kafka: str | None, node: str | None, take_over: bool
-) -> JournalWriter | NodeWriter | KafkaWriter | PlacedWriter:
+def _writer(folder: Path, kafka: str | None, node: str | None, take_over: bool) -> Writer:
     from stateside.core.layout import Layout
-    from stateside.journal.backends.kafka import KafkaWriter
-    from stateside.journal.backends.kafka.topic import topic_at
-    from stateside.journal.backends.nodes import NodeWriter
-    from stateside.journal.location import open_writer
+    from stateside.journal import open_journal
+    from stateside.journal.backends.nodes import MergedJournal
 
-    if node is not None:
-        return NodeWriter(Layout(folder).journal, node, take_over=take_over)
-    if kafka is None:
-        return open_writer(Layout(folder).journal)
-    topic = topic_at(kafka)
-    return KafkaWriter(topic, beside(folder, topic, "index"))
+    if kafka is not None:
+        return journal_at(folder, kafka).writer()
+    journal = open_journal(Layout(folder).journal, node=node)
+    return journal.writer(take_over=take_over) if isinstance(journal, MergedJournal) else journal.writer()
 
 
 @click.command(name="dead-letters")

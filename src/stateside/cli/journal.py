@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -20,16 +20,7 @@ import click
 
 from stateside.cli.applications import append
 from stateside.cli.group import FILE, FOLDER
-from stateside.cli.kafka import (
-    address_of,
-    check_place,
-    journal_place,
-    kafka_journal,
-    kafka_option,
-    kafka_queries,
-    kafka_statistics,
-    kafka_views,
-)
+from stateside.cli.kafka import journal_at, journal_place, kafka_option, kafka_statistics, query_views
 from stateside.cli.serve import bar
 from stateside.cli.tables import readable, show_json
 from stateside.core.errors import EntityUnknown, PositionInvalid, RequestInvalid
@@ -38,9 +29,9 @@ if TYPE_CHECKING:
     from stateside.core.positions import Position
     from stateside.journal.admin import Dropped, JournalFiles, Selection
     from stateside.journal.admin.export import Format
-    from stateside.journal.backends.files.file_journal import Stream, Trimmed
     from stateside.journal.backends.nodes import Merger
-    from stateside.journal.queries import FoundEvent, Queries, QueryViews
+    from stateside.journal.contract import Journal
+    from stateside.journal.queries import FoundEvent, Queries
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -96,11 +87,10 @@ def selected(start: Position | None, type_: str | None, **others: Any) -> Select
     return Selection(start or Position.start(), type=type_, **others)
 
 
-def from_begin(stream: Trimmed | Stream, selection: Selection, asked: Position | None) -> Selection:
+def from_begin(stream: Journal, selection: Selection, asked: Position | None) -> Selection:
     """Without an explicit start, begin at the first event still present, and report dropped events."""
-    from stateside.journal.backends.files.file_journal import begin as begin_of
 
-    begin = begin_of(stream)
+    begin = stream.begin()
     if asked is not None or not begin.events():
         return selection
     click.echo(f"The events before {begin} are gone; it begins there.", err=True)
@@ -132,9 +122,8 @@ _limit = click.option("--limit", type=click.IntRange(1), help="Stop after so man
 @as_json_flag
 def stat(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     """Report the journal's size and end, and the progress of its indexes and merged stream."""
-    check_place(folder, kafka)
-    kafka = address_of(folder, kafka)
-    found = _statistics(folder) if folder and kafka is None else kafka_statistics(kafka or "")
+    with journal_at(folder, kafka) as opened:
+        found = _statistics(folder, opened)
     if as_json:
         show_json(found)
         return
@@ -191,7 +180,7 @@ def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> 
     """Print all tags by name, with the number of events of each."""
     from stateside.journal.admin import tags as tags_of
 
-    with _views(folder, kafka) as views:
+    with query_views(folder, kafka) as views:
         found = tags_of(views, prefix)
     for tag, events in found.items():
         show_json({"tag": tag, "events": events}, lines=True) if as_json else click.echo(f"{events:>12,}  {tag}")
@@ -209,15 +198,11 @@ def verify(folder: Path | None, kafka: str | None, as_json: bool) -> None:
     """
     from stateside.journal.admin import verify as verify_folder
     from stateside.journal.admin import verify_stream
+    from stateside.journal.backends.kafka import KafkaJournal
 
-    check_place(folder, kafka)
-    kafka = address_of(folder, kafka)
-    with ExitStack() as stack:
-        watch = stack.enter_context(bar("reading the journal"))
-        if folder is not None and kafka is None:
-            verdict = verify_folder(place_of(folder), watch)
-        else:
-            verdict = verify_stream(stack.enter_context(kafka_journal(kafka or "")), watch)
+    with journal_at(folder, kafka) as opened, bar("reading the journal") as watch:
+        on_kafka = isinstance(opened, KafkaJournal)
+        verdict = verify_stream(opened, watch) if on_kafka else verify_folder(place_of(folder), watch)
     show_json(verdict.as_dict()) if as_json else click.echo("\n".join(verdict.lines()))
     sys.exit(0 if verdict.ok else 1)
 
@@ -262,7 +247,7 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
 
     Queries are right without views, and much faster with them. Ctrl-C loses nothing: the next call continues.
     """
-    with _views(folder, kafka) as followed, bar("following the journal") as watch:
+    with query_views(folder, kafka) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(lambda progress: watch(progress.events, progress.total))
     click.echo(json_line({"position": str(position)}) if as_json else str(position))
@@ -271,16 +256,20 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
 journal.add_command(append)
 
 
-def place_of(folder: Path) -> JournalFiles:
+def place_of(folder: Path | None) -> JournalFiles:
     from stateside.core.layout import Layout
     from stateside.journal.admin import JournalFiles
 
+    assert folder is not None, "the journal is on files"
     return JournalFiles.of(Layout(folder).journal)
 
 
-def _statistics(folder: Path) -> dict[str, Any]:
+def _statistics(folder: Path | None, opened: Journal) -> dict[str, Any]:
     from stateside.journal.admin import node_statistics, statistics
+    from stateside.journal.backends.kafka import KafkaJournal
 
+    if isinstance(opened, KafkaJournal):
+        return kafka_statistics(opened)
     place = place_of(folder)
     return node_statistics(place).as_dict() if place.has_nodes else statistics(place).as_dict()
 
@@ -288,26 +277,10 @@ def _statistics(folder: Path) -> dict[str, Any]:
 @contextmanager
 def _queries(folder: Path | None, kafka: str | None) -> Iterator[Queries]:
     """Queries over the named journal."""
-    check_place(folder, kafka)
-    kafka = address_of(folder, kafka)
-    found = place_of(folder).queries() if folder and kafka is None else kafka_queries(folder, kafka or "")
-    with found as queries:
-        yield queries
+    from stateside.journal.queries import Queries
 
-
-@contextmanager
-def _views(folder: Path | None, kafka: str | None) -> Iterator[QueryViews]:
-    from stateside.journal.queries import QueryViews
-
-    check_place(folder, kafka)
-    kafka = address_of(folder, kafka)
-    if folder is None or kafka is not None:
-        with kafka_views(folder, kafka or "") as views:
-            yield views
-        return
-    place = place_of(folder)
-    with QueryViews(place.stream(), place.views) as views:
-        yield views
+    with query_views(folder, kafka) as views:
+        yield Queries(views.stream, views)
 
 
 def _check_known(queries: Queries, entity: str, where: str) -> None:

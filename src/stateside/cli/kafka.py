@@ -17,8 +17,9 @@ from stateside.cli.tables import show_json
 from stateside.core.errors import SettingInvalid, SetupError
 
 if TYPE_CHECKING:
+    from stateside.journal import Journal
     from stateside.journal.backends.kafka import KafkaJournal, Topic
-    from stateside.journal.queries import Queries, QueryViews
+    from stateside.journal.queries import QueryViews
     from stateside.testbed.broker import Broker
 
 _LOOK_S = 0.5
@@ -32,18 +33,17 @@ def journal_place(command: Callable[..., None]) -> Callable[..., None]:
     return folder(kafka_option(command))
 
 
-def check_place(folder: Path | None, kafka: str | None) -> None:
-    """UsageError unless a journal is named."""
-    if folder is None and kafka is None:
-        raise click.UsageError("Missing option '--dir', or '--kafka'.")
-
-
-def address_of(folder: Path | None, kafka: str | None) -> str | None:
-    """The Kafka address of the named journal, given directly or recorded in the folder; None for a journal on files."""
+def journal_at(folder: Path | None, kafka: str | None) -> Journal:
+    """The named journal: on Kafka, at an address, or an application's."""
     from stateside.core.layout import Layout
-    from stateside.journal.backends.kafka.topic_folder import address_in
+    from stateside.journal import open_journal
+    from stateside.journal.backends.kafka.topic import topic_at
 
-    return address_in(Layout(folder).journal) if kafka is None and folder is not None else kafka
+    if kafka is not None:
+        return open_journal(kafka, index=folder and beside(folder, topic_at(kafka), "index"))
+    if folder is None:
+        raise click.UsageError("Missing option '--dir', or '--kafka'.")
+    return open_journal(Layout(folder).journal)
 
 
 def beside(folder: Path, topic: Topic, what: str) -> Path:
@@ -52,47 +52,35 @@ def beside(folder: Path, topic: Topic, what: str) -> Path:
 
 
 @contextmanager
-def kafka_views(folder: Path | None, kafka: str) -> Iterator[QueryViews]:
-    """The indexes of a journal on Kafka; without a folder they are empty, and queries read the topic itself."""
+def query_views(folder: Path | None, kafka: str | None) -> Iterator[QueryViews]:
+    """The indexes of the named journal. On Kafka without a folder they are empty, and queries read the topic itself."""
+    from stateside.core.layout import Layout
+    from stateside.journal.admin import JournalFiles
     from stateside.journal.backends.kafka import KafkaJournal
-    from stateside.journal.backends.kafka.topic import topic_at
     from stateside.journal.queries import QueryViews
 
-    topic = topic_at(kafka)
     with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
-        journal = stack.enter_context(KafkaJournal(topic))
-        yield stack.enter_context(QueryViews(journal, beside(root, topic, "views")))
+        journal = stack.enter_context(journal_at(folder, kafka))
+        if isinstance(journal, KafkaJournal):
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory())) if folder is None else folder
+            views = beside(root, journal.topic, "views")
+        else:
+            assert folder is not None, "it has the journal"
+            views = JournalFiles.of(Layout(folder).journal).views
+        yield stack.enter_context(QueryViews(journal, views))
 
 
-def kafka_journal(kafka: str) -> KafkaJournal:
-    from stateside.journal.backends.kafka import KafkaJournal
-    from stateside.journal.backends.kafka.topic import topic_at
-
-    return KafkaJournal(topic_at(kafka))
-
-
-@contextmanager
-def kafka_queries(folder: Path | None, kafka: str) -> Iterator[Queries]:
-    """Queries over a journal on Kafka."""
-    from stateside.journal.queries import Queries
-
-    with kafka_views(folder, kafka) as views:
-        yield Queries(views.stream, views)
-
-
-def kafka_statistics(kafka: str) -> dict[str, Any]:
+def kafka_statistics(journal: KafkaJournal) -> dict[str, Any]:
     """The output of `stat` for a journal on Kafka. Offsets exceed events, because transactions take offsets too."""
-    with kafka_journal(kafka) as journal:
-        begin, end = journal.begin(), journal.end()
-        return {
-            "journal": journal.id(),
-            "topic": journal.topic.name,
-            "partitions": len(journal.partitions()),
-            "begin": str(begin),
-            "end": str(end),
-            "offsets": end.events() - begin.events(),
-        }
+    begin, end = journal.begin(), journal.end()
+    return {
+        "journal": journal.id(),
+        "topic": journal.topic.name,
+        "partitions": len(journal.partitions()),
+        "begin": str(begin),
+        "end": str(end),
+        "offsets": end.events() - begin.events(),
+    }
 
 
 @click.command()

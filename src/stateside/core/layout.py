@@ -29,6 +29,7 @@ FOLDER/
   views/VIEW/reports/         of billing: the rating reports of the running batch
   views/VIEW/plan.txt         the query's plan, to detect a changed query
   views/VIEW/heartbeat.json   the runner's heartbeat
+  views/VIEW/journal          the id of the journal that the view has read
   views/VIEW/progress.jsonl   Spark's progress reports of the newest batches
   views/VIEW/refused/         the refused events of the running batch (`pipeline.dead_letters`)
   views/VIEW/dead_letters.json  the number of the view's dead letters
@@ -120,6 +121,18 @@ class ViewLayout:
     @property
     def savepoints(self) -> Path:
         return self.root / "savepoints"
+
+    @property
+    def journal_note(self) -> Path:
+        """The id of the journal that the view has read, so that nobody makes a new one while the journal is away."""
+        return self.root / "journal"
+
+    def journal_read(self) -> str | None:
+        """The id in the journal note; None if the view has read no journal so far."""
+        try:
+            return self.journal_note.read_text().strip() or None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def mark(self, name: str) -> Path:
         """The mark of the table or folder `name`, filled by the view's sink."""

@@ -1,9 +1,8 @@
 """The journal: events, durable append, reading from a position.
 
-    with JournalWriter(folder) as writer:
+    journal = open_journal(folder)
+    with journal.writer() as writer:
         receipt = writer.append([Event(id="c-1", entity="emma", type="call", time_us=..., payload={"seconds": 61})])
-
-    journal = FileLog(folder)
     journal.end().covers(receipt)            # True
     for event in journal.events(): ...
 
@@ -12,17 +11,32 @@
 | `event`, `columns`, `payload`, `json_lines` | events, as record batches and JSON lines, and their checks |
 | `writer`, `append_batch`, `group_commit`, `receipt`, `index` | an append, whatever the backend |
 | `backends` | what a journal is stored on: memory, files, nodes with a merged stream, Kafka |
-| `location`, `predicates`, `upcasters` | the journal of a folder, filtered reads, events of older schemas |
+| `contract`, `location` | what every journal promises; which one a folder or an address has |
+| `predicates`, `upcasters` | filtered reads, events of older schemas |
 | `queries`, `entities` | queries by entity, type and tag; entity states and commands |
 | `admin` | maintenance |
 """
 
-from stateside.journal.backends.files.file_journal import FileJournal, Stream
+from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.file_writer import JournalWriter
 from stateside.journal.backends.memory import MemoryJournal
+from stateside.journal.contract import Journal, Log, Writer
 from stateside.journal.event import Event
+from stateside.journal.location import open_journal
 from stateside.journal.receipt import Receipt
 from stateside.journal.upcasters import Upcasters
 
-__all__ = ["Event", "FileJournal", "FileLog", "JournalWriter", "MemoryJournal", "Receipt", "Stream", "Upcasters"]
+__all__ = [
+    "Event",
+    "FileJournal",
+    "FileLog",
+    "Journal",
+    "JournalWriter",
+    "Log",
+    "MemoryJournal",
+    "Receipt",
+    "Upcasters",
+    "Writer",
+    "open_journal",
+]

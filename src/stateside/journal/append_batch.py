@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,8 @@ class Content(NamedTuple):
 
 
 Found = Content | StatesideError  # the error, for a stored event that cannot be read
-Read = Callable[[int, int], Iterator[tuple[Sequence[int], pa.RecordBatch]]]  # events of an offset range, with offsets
+Read = Callable[[str, int, int], Iterator[tuple[Sequence[int], pa.RecordBatch]]]  # events of a log's offset range
+Taken = TypeVar("Taken")
 
 
 def content_of(batch: pa.RecordBatch, row: int) -> Content:
@@ -71,29 +72,57 @@ def is_same(one: Content, other: Content, *, any_time: bool = False) -> bool:
     return one._replace(payload="") == other._replace(payload="") and _plain(one.payload) == _plain(other.payload)
 
 
-def read_contents(read: Read, log: str, offsets: Collection[int]) -> dict[EventPlace, Found]:
-    """The contents of the events at these offsets of a log, without dropped events.
+def contents_at(read: Read, places: Collection[EventPlace]) -> dict[EventPlace, Found]:
+    """The contents of the events at these places, without dropped events. `read`: of a log."""
+    found = _read_at(read, places, content_of)
+    return {place: each for place, each in found.items() if not isinstance(each, EventsGone)}
 
-    Events close to each other are read together.
-    """
-    found: dict[EventPlace, Found] = {}
-    for near in _runs(sorted(offsets)):
-        found |= _read_run(read, log, near)
+
+def stored_at(
+    read: Read, there: Mapping[str, EventPlace], count: Callable[[str, EventPlace], int]
+) -> list[StoredEvent]:
+    """The stored events at these places, by id. `count`: the sequence of an event that was stored without one."""
+    found, stored = _read_at(read, there.values(), _known_by), list[StoredEvent]()
+    for id_, place in there.items():
+        known = found.get(place)
+        if isinstance(known, EventsGone | JournalCorrupt):
+            stored.append(StoredEvent.without_content(place.offset, id_, known, place.log))
+        elif known is not None:
+            entity, sequence = known
+            sequence = count(entity, place) if sequence is None else sequence
+            stored.append(StoredEvent(place.offset, id_, entity, sequence, place.log))
+    return stored
+
+
+def _known_by(batch: pa.RecordBatch, row: int) -> tuple[str, int | None]:
+    return batch.column("entity")[row].as_py(), batch.column("sequence")[row].as_py()
+
+
+def _read_at(
+    read: Read, places: Collection[EventPlace], take: Callable[[pa.RecordBatch, int], Taken]
+) -> dict[EventPlace, Taken | EventsGone | JournalCorrupt]:
+    """What `take` makes of each event, or the error of reading it. Events close to each other are read at once."""
+    found: dict[EventPlace, Taken | EventsGone | JournalCorrupt] = {}
+    for log in {place.log for place in places}:
+        for near in _runs(sorted(place.offset for place in places if place.log == log)):
+            found |= _read_run(read, log, near, take)
     return found
 
 
-def _read_run(read: Read, log: str, offsets: Sequence[int]) -> dict[EventPlace, Found]:
-    wanted, found = frozenset(offsets), dict[EventPlace, Found]()
+def _read_run(
+    read: Read, log: str, offsets: Sequence[int], take: Callable[[pa.RecordBatch, int], Taken]
+) -> dict[EventPlace, Taken | EventsGone | JournalCorrupt]:
+    wanted, found = frozenset(offsets), dict[EventPlace, Taken | EventsGone | JournalCorrupt]()
     try:
-        for stand_at, batch in read(offsets[0], offsets[-1] + 1):
+        for stand_at, batch in read(log, offsets[0], offsets[-1] + 1):
             for row, offset in enumerate(stand_at):
                 if offset in wanted:
-                    found[EventPlace(log, offset)] = content_of(batch, row)
+                    found[EventPlace(log, offset)] = take(batch, row)
     except (EventsGone, JournalCorrupt) as error:
-        if len(offsets) > 1:  # one by one, so that the readable events get their contents
+        if len(offsets) > 1:  # one by one, so that the readable events are found
             for offset in offsets:
-                found |= _read_run(read, log, [offset])
-        elif isinstance(error, JournalCorrupt):
+                found |= _read_run(read, log, [offset], take)
+        else:
             found[EventPlace(log, offsets[0])] = error
     return found
 
@@ -155,6 +184,11 @@ class Appended:
     position: Position
     place: Callable[[int], EventPlace]  # by the event's number in the append
     repeated: Collection[int] = ()  # numbers
+
+    def receipt(self, number: int) -> Position:
+        """The receipt of one event."""
+        log, offset = self.place(number)
+        return Position.of({log: offset + 1})
 
 
 Answer = Appended | Receipt | Exception  # of an append, of a conditional append, of a refused append

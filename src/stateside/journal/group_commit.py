@@ -8,6 +8,9 @@
 
 One frame holds the whole group, so a crash can tear at most one frame, and every append is whole in its frame.
 
+An append can also be submitted without a thread that waits, as by a server's event loop: its answer goes to a callback.
+Where such an append comes to lead, a thread of the group commit leads for it, and ends after a while without work.
+
 A thread may be interrupted anywhere (Ctrl-C), even between two steps of one statement. So state that other threads need
 is recorded before it is acted on, in an order that lets `_withdraw` finish or repeat the work.
 """
@@ -27,9 +30,12 @@ from stateside.journal.receipt import Receipt
 EVENTS_TOGETHER_MAX = 10_000  # a larger append is stored alone
 PAUSE_S = 0.0005  # about as long as a sync; the leader stops waiting if nobody queues for so long
 
+IDLE_S = 5.0  # the thread that leads for submitted appends waits so long for more of them
+
 _LEADER = 0
 
 Store = Callable[[Sequence[AppendRequest]], Answers]
+Told = Callable[[Answer], None]
 
 
 class GroupCommit:
@@ -43,6 +49,9 @@ class GroupCommit:
         self._together = 0  # threads appending at the moment: answered just now, or queued
         self._gathering: _Append | None = None  # the leader, while it waits for `_together` threads
         self._changing = threading.Lock()  # guards the queue, the next leader, and who wakes whom
+        self._helping = threading.Condition()  # guards the next two
+        self._asked: deque[_Submitted] = deque()  # to be led for
+        self._has_helper = False
 
     def append(self, request: AppendRequest) -> Appended | Receipt:
         """Store the events, possibly together with those of other threads; returns the answer for these events.
@@ -60,7 +69,7 @@ class GroupCommit:
                 while own.answer is None:
                     self._settle(self._take())
                 self._hand_on(own)
-            own.wake_next()
+            wake_all(own.wakes)
         except BaseException as error:  # an interrupt: errors of storing are answers
             self._withdraw(own, error)
             raise
@@ -68,6 +77,37 @@ class GroupCommit:
             raise own.answer
         assert own.answer is not None
         return own.answer
+
+    def submit(self, request: AppendRequest, told: Told) -> None:
+        """As `append`, without waiting: `told` gets the answer, in another thread, and must neither block nor fail."""
+        own = _Submitted(request, told, self._ask_helper)
+        self._line.append(own)
+        if self._lead.setdefault(_LEADER, own) is own:
+            own.wake()
+        else:
+            self._note_arrival()
+
+    def _ask_helper(self, own: _Submitted) -> None:
+        """Have a thread lead for a submitted append."""
+        with self._helping:
+            self._asked.append(own)
+            if not self._has_helper:
+                self._has_helper = True
+                threading.Thread(target=self._help, name="group commit", daemon=True).start()
+            self._helping.notify()
+
+    def _help(self) -> None:
+        while True:
+            with self._helping:
+                if not self._helping.wait_for(lambda: bool(self._asked), IDLE_S):
+                    self._has_helper = False
+                    return
+                own = self._asked.popleft()
+            if self._lead.get(_LEADER) is own:  # else asked for twice, and done
+                while own.answer is None:
+                    self._settle(self._take())
+                self._hand_on(own)
+                wake_all(own)
 
     def _gather(self, own: _Append) -> None:
         """Wait for the threads answered just now to queue again, as long as more arrive: one frame stores them all."""
@@ -154,7 +194,7 @@ class GroupCommit:
             self._hand_on(own)
         else:
             leader.wake()
-        own.wake_next()
+        wake_all(own.wakes)
 
     def _answer_taken(self, error: BaseException) -> None:
         """Answer every taken append that has no answer yet."""
@@ -184,16 +224,41 @@ class _Append:
         """Sleep until there is an answer, or this thread leads or has gathered enough; at most `s_max`."""
         self._gate.acquire(timeout=s_max)
 
-    def wake(self) -> None:
+    def wake(self) -> _Append | None:
+        """Wake the thread, which then wakes the next one."""
         try:  # noqa: SIM105 (every append comes here, and `suppress` takes longer than all the rest of it)
             self._gate.release()
         except RuntimeError:
             pass  # awake already: an interrupted thread may wake the next one twice
+        return None
 
-    def wake_next(self) -> None:
-        """Called by the append's own thread, once awake."""
-        if self.wakes is not None:
-            self.wakes.wake()
+
+class _Submitted(_Append):
+    """An append without a thread of its own."""
+
+    __slots__ = ("_lead", "_told")
+
+    def __init__(self, request: AppendRequest, told: Told, lead: Callable[[_Submitted], None]) -> None:
+        self.request, self.count = request, len(request.events)
+        self.gone, self.answer, self.wakes = False, None, None
+        self._told: Told | None = told
+        self._lead = lead
+
+    def wake(self) -> _Append | None:
+        """Pass the answer on and return the next append to wake; without an answer, lead."""
+        if self.answer is None:
+            self._lead(self)
+            return None
+        told, self._told = self._told, None
+        if told is not None:
+            told(self.answer)
+        return self.wakes
+
+
+def wake_all(append: _Append | None) -> None:
+    """Wake an append, and those after it, up to the first thread: that one wakes the rest, once awake."""
+    while append is not None:
+        append = append.wake()
 
 
 def _interrupted(error: BaseException) -> JournalAway:

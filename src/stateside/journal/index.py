@@ -35,6 +35,7 @@ from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.columns import SCHEMA
+from stateside.journal.contract import Log
 from stateside.journal.lmdb import open_environment
 
 MAP_BYTES_START = 64 << 20
@@ -48,7 +49,7 @@ class Index:
     Only the writer that has the turn may open an index. `end` is the offset at which the journal ends.
     """
 
-    def __init__(self, directory: Path, name: str, journal: FileLog, end: int) -> None:
+    def __init__(self, directory: Path, name: str, journal: Log, end: int) -> None:
         self._directory, self._name = directory, name.encode()
         self._journal = (journal.id() or "").encode()
         self._open()

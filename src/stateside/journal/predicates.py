@@ -20,6 +20,7 @@ from stateside.journal.backends.files import retention_base, segment, zone_maps
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.backends.files.zone_maps import Collector, Marks, Summary, marks_of
+from stateside.journal.contract import Log
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _MIN, _MAX = -(2**63), 2**63 - 1
@@ -112,8 +113,10 @@ class Stretch:
         return self.stop - self.start
 
 
-def stretches(journal: FileLog, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
+def stretches(journal: Log, start: int, stop: int, conditions: Conditions) -> list[Stretch]:
     """The parts of this range with possible matches, in order. EventsGone if the range begins before the journal."""
+    if not isinstance(journal, FileLog):
+        return [Stretch(start, stop)] if start < stop else []
     end = journal.check(start, stop)
     if start == stop:
         return []
@@ -139,7 +142,7 @@ def stretches(journal: FileLog, start: int, stop: int, conditions: Conditions) -
 
 
 def selected(
-    journal: FileLog, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
+    journal: Log, start: int, stop: int, conditions: Conditions, mark: DurableEnd | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """As `Journal.batches`, but may omit batches without a matching event; the others are whole."""
     for stretch in stretches(journal, start, stop, conditions):
@@ -179,9 +182,10 @@ def shares(waiting: Mapping[str, int], events: int) -> dict[str, int]:
 
 
 def _summed(
-    journal: FileLog, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
+    journal: Log, stretch: Stretch, batches: Iterator[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The same batches; at the end the segment gets its zone map."""
+    assert isinstance(journal, FileLog), "only segments have zone maps"
     collector = Collector()
     for first, batch in batches:
         collector.take(batch)

@@ -21,7 +21,7 @@ def check_not_read(folder: Path) -> None:
 def check_none(folder: Path) -> None:
     """SettingInvalid for a writer of files if the folder's journal is a topic: no reader would see the events."""
     next_step = (
-        "Append with `stateside append --dir`, with open_writer (stateside.journal.location), or POST events to the "
+        "Append with `stateside append --dir`, with stateside.open_journal(folder).writer(), or POST events to the "
         "server: these go to the topic. For a journal on files use another folder"
     )
     _refuse_topic(folder, "this writes to files", next_step)

@@ -24,7 +24,8 @@ from pathlib import Path
 from stateside.core.errors import EventsGone, PipelineRunning, RequestInvalid
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import make_durable, sync_directory, try_lock
-from stateside.journal.backends.nodes.stored_stream import StoredStream, is_merged
+from stateside.journal import open_journal
+from stateside.journal.backends.kafka import KafkaJournal
 from stateside.leadership import Leadership, Lease, alone
 from stateside.views.savepoint import RESTORING, Savepoint, names
 
@@ -104,11 +105,11 @@ def _told_if_lost(leadership: Leadership) -> Iterator[None]:
 
 def _check_journal(layout: Layout, chosen: Savepoint) -> None:
     """EventsGone if a journal on files, with or without nodes, lacks events. On Kafka the job itself reports a gap."""
-    if not is_merged(layout.journal) and not list(layout.journal.glob("*.segment")):
-        return  # its source is another
-    stream = StoredStream.at(layout.journal)
-    begin = stream.begin()
-    if chosen.position.as_dict().keys() & stream.journals.keys() and not chosen.position.covers(begin):
+    journal = open_journal(layout.journal)
+    if isinstance(journal, KafkaJournal):
+        return
+    begin, partitions = journal.begin(), set(journal.partitions())
+    if chosen.position.as_dict().keys() & partitions and not chosen.position.covers(begin):
         raise EventsGone(
             f"The journal begins at {begin}, behind the savepoint's position {chosen.position}",
             next_step="Take a newer savepoint, or bring the dropped segments back",

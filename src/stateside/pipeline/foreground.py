@@ -48,7 +48,7 @@ from rich.text import Text
 from stateside.core.errors import PipelineRunning, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.processes import signals
-from stateside.journal import Event, JournalWriter
+from stateside.journal import Event, open_journal
 from stateside.leadership import Candidate, Leadership, Lease, check_folder
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App
@@ -77,7 +77,7 @@ def rehearse(app: App, layout: Layout, settings: RunSettings, session: SparkSess
 
 
 def _run(layout: Layout, session: SparkSession) -> None:
-    with JournalWriter(layout.journal) as journal:
+    with open_journal(layout.journal).writer() as journal:
         journal.append([Event(f"e{n}", f"entity-{n}", "rehearsed", 0, {"n": n}) for n in range(_EVENTS)])
     with Runner(_app(), layout, RunSettings(restarts_max=0), session=session) as runner:
         runner.run_to_end()

@@ -30,10 +30,11 @@ from py4j.protocol import Py4JError
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import StatesideError, ViewInvalid
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
-from stateside.journal.backends.nodes.stored_stream import acknowledged_end
+from stateside.core.storage import Storage, write_atomically
+from stateside.journal import open_journal
+from stateside.journal.backends.kafka import KafkaJournal
 from stateside.journal.payload import keep_fields
 from stateside.leadership import Leadership
 from stateside.pipeline import driver_lock
@@ -44,6 +45,7 @@ from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import with_jars
 from stateside.pipeline.view_query import ViewQuery
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Runner:
         self._on_beat = on_beat
         self._clock: Clock = SystemClock()
         self._journal_end = Position.of({})  # the last known end; owned by the heartbeat thread
+        self._noted: set[str] = set()  # views whose journal is written down; of the same thread
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -221,11 +224,24 @@ class Runner:
         place = self._layout.view(query.view.name).heartbeat
         write_atomically(place, heartbeat.as_json(), durable=False, make_folder=False)
         self._tell(query.view.name, heartbeat, finished)
+        self._note_journal(self._layout.view(query.view.name))
+
+    def _note_journal(self, view: ViewLayout) -> None:
+        """Write down, once a run, which journal the view has read."""
+        if view.name in self._noted:
+            return
+        checkpoint = Checkpoint(Storage.at(view.checkpoint))
+        for batch in checkpoint.commits()[-1:]:
+            self._noted.add(view.name)
+            for journal in checkpoint.journals(batch):
+                if journal != view.journal_read():
+                    write_atomically(view.journal_note, journal.encode(), make_folder=False)
 
     def _find_journal_end(self) -> Position | None:
         """The journal's end; None if the journal is away. A journal never shrinks: a shorter one counts as away."""
         try:
-            end = acknowledged_end(self._layout.journal)
+            journal = open_journal(self._layout.journal)
+            end = Position.start() if isinstance(journal, KafkaJournal) else journal.acknowledged()
         except (OSError, StatesideError) as error:
             log.info("the journal's end is not known: %s", error)
             return None

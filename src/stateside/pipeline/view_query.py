@@ -41,7 +41,7 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
-from stateside.journal.backends.nodes.stored_stream import StoredStream
+from stateside.journal import open_journal
 from stateside.leadership import Leadership
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
@@ -382,7 +382,8 @@ class ViewQuery:
         Spark's own `processAllAvailable` would not return from a view with processing-time timers, whose batches
         without data follow each other without end. Sources whose end only Spark knows use `processAllAvailable`.
         """
-        end = StoredStream.at(self._layout.journal).end()
+        journal = open_journal(self._layout.journal)
+        end = journal.in_stamps(journal.end())
         stop_at = self._settings.stop_at
         target = stop_at if stop_at is not None and end.covers(stop_at) else end
         while not self._has_processed(target):

@@ -14,9 +14,8 @@ from stateside.billing.model import clock_tick
 from stateside.core.errors import RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import FileLog
+from stateside.journal import Log, open_journal
 from stateside.journal.columns import GIVEN
-from stateside.journal.location import open_journal, open_writer
 
 TICK_S = 0.05
 NUDGE_S = 2.0  # a restarted query needs an event to go on while the feeder waits for it
@@ -58,9 +57,9 @@ class Feeder:
         self._watermark_us = watermark_us
         self._arrivals = generator.arrivals()
         self._next = next(self._arrivals, None)
-        self._writer = open_writer(layout.journal)
+        self._writer = open_journal(layout.journal).writer()
         self._writer.append([])  # repairs leftovers of a killed writer before the journal is read
-        self._resume(open_journal(layout.journal))
+        self._resume(open_journal(layout.journal).log())
         begin_us = self._begin_us if of_all else self._now_us
         self._speed = (self._end_us - begin_us) / seconds / 1e6  # generated time per real time
         self._pace = pace
@@ -158,7 +157,7 @@ class Feeder:
         (batch,) = rows.select(GIVEN.names).combine_chunks().to_batches()
         return self._writer.append_batch(batch)
 
-    def _resume(self, journal: FileLog) -> None:
+    def _resume(self, journal: Log) -> None:
         """Skip the events in the journal, which must be this generator's."""
         for event in journal.events():
             if event.id.startswith(NUDGE):
@@ -167,7 +166,7 @@ class Feeder:
                 raise RequestInvalid(
                     f"The journal has the event {event.id!r} where this demo would have "
                     f"{self._next.event.id if self._next else 'none'!r}",
-                    where=str(journal.directory),
+                    where=journal.where,
                     next_step="Continue with the same --customers and --seed as before, or use a new --dir",
                 )
             else:

@@ -62,7 +62,9 @@ def merge(journal: Path, partitions: int = 2) -> MergedJournal:
 
 
 def ids(stream: MergedJournal) -> list[str]:
-    return sorted(event.id for name in stream.partitions() for event in stream.events(name, stream.begin()[name]))
+    return sorted(
+        event.id for name in stream.partitions() for event in stream.log(name).events(stream.log(name).begin())
+    )
 
 
 @pytest.fixture

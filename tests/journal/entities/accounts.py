@@ -80,7 +80,7 @@ class Bank:
     def model(self, entity: str, version: int = 1) -> Balance:
         """The state by definition: the fold of the whole log."""
         kind, state, number = Account(version), Balance(), 0
-        for event in FileJournal(self.folder / "journal").journal.events():
+        for event in FileJournal(self.folder / "journal").events():
             if event.entity == entity:
                 number += 1
                 state = kind.fold(state, Event(event.id, entity, event.type, 0, event.payload, sequence=number))

@@ -18,8 +18,9 @@ from stateside.journal import FileLog, JournalWriter
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.journal.backends.kafka.shared_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
-from stateside.journal.backends.kafka.topic_folder import NAME, TopicLog, place, placed, topic_of
-from stateside.journal.location import open_journal, open_writer
+from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
+from stateside.journal.backends.kafka.topic_reader import TopicLog
+from stateside.journal.location import open_journal
 from stateside.pipeline.sources import JournalEvents, Reading
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import add_partitions, delete, event, new_topic, real
@@ -27,9 +28,9 @@ from tests.journal.kafka.topics import add_partitions, delete, event, new_topic,
 
 def test_a_folder_without_a_note_has_its_journal_on_files(tmp_path: Path) -> None:
     assert placed(tmp_path) is None
-    with open_writer(tmp_path) as writer:
+    with open_journal(tmp_path).writer() as writer:
         receipt = writer.append([event("a")])
-    journal = open_journal(tmp_path)
+    journal = open_journal(tmp_path).log()
     assert type(journal) is FileLog
     assert journal.in_stamps(receipt) == journal.end() == receipt
     with pytest.raises(JournalAway, match="is no topic on Kafka"):
@@ -48,7 +49,7 @@ def test_a_folder_that_has_a_journal_of_its_own_cannot_have_another_one(tmp_path
 def test_a_note_that_cannot_be_read_is_no_empty_journal(tmp_path: Path, content: str) -> None:
     (tmp_path / NAME).write_text(content)
     with pytest.raises(SettingInvalid):
-        open_journal(tmp_path)
+        open_journal(tmp_path).log()
 
 
 def test_who_writes_to_files_is_refused_where_the_journal_is_a_topic(tmp_path: Path) -> None:
@@ -102,11 +103,11 @@ class TestTopicLog:
         files, folder = tmp_path / "files", tmp_path / "kafka"
         place(folder, f"kafka://{broker.address}/{topic.name}")
         appends = [[event("a"), event("b", "ben")], [event("c")], [event("d", "ben"), event("e")]]
-        with open_writer(files) as one, open_writer(folder) as other:
+        with open_journal(files).writer() as one, open_journal(folder).writer() as other:
             for events in appends:
                 one.append(events)
                 receipt = other.append(events)
-        stored, topic_log = open_journal(files), open_journal(folder)
+        stored, topic_log = open_journal(files).log(), open_journal(folder).log()
         assert isinstance(topic_log, TopicLog)
         assert list(topic_log.events()) == list(stored.events())
         assert topic_log.end().covers(receipt)
@@ -124,7 +125,7 @@ class TestTopicLog:
     def test_one_of_several_partitions_has_no_order_and_is_refused(self, broker: Broker, tmp_path: Path) -> None:
         topic = new_topic(broker, 2)
         place(tmp_path, f"kafka://{broker.address}/{topic.name}")
-        for refused in (lambda: open_writer(tmp_path), lambda: open_journal(tmp_path).end()):
+        for refused in (lambda: open_journal(tmp_path).writer(), lambda: open_journal(tmp_path).log().end()):
             with pytest.raises(SettingInvalid, match="several partitions"):
                 refused()
 
@@ -133,11 +134,11 @@ class TestTopicLog:
     ) -> None:
         topic = new_topic(broker)
         place(tmp_path, f"kafka://{broker.address}/{topic.name}")
-        journal = open_journal(tmp_path)
-        with open_writer(tmp_path) as writer:
+        journal = open_journal(tmp_path).log()
+        with open_journal(tmp_path).writer() as writer:
             writer.append([event("a")])
             add_partitions(topic, 2)
-            for refused in (journal.end, lambda: list(journal.events()), lambda: open_writer(tmp_path)):
+            for refused in (journal.end, lambda: list(journal.events()), lambda: open_journal(tmp_path).writer()):
                 with pytest.raises(SettingInvalid, match="several partitions") as told:
                     refused()
                 assert "copy its events into a new topic of one partition" in told.value.sentence()
@@ -155,12 +156,12 @@ class TestPlacedWriter:
 
     def test_writers_take_turns_and_each_event_is_stored_once_in_order(self, topic: Topic, layout: Layout) -> None:
         def append(number: int) -> list[Position]:
-            with open_writer(layout.journal) as writer:
+            with open_journal(layout.journal).writer() as writer:
                 return [writer.append([event(f"{number}-{n}", f"name-{number}")]) for n in range(4)]
 
         with ThreadPoolExecutor(3) as pool:
             receipts = [receipt for each in pool.map(append, range(3)) for receipt in each]
-        stored = list(open_journal(layout.journal).events())
+        stored = list(open_journal(layout.journal).log().events())
         assert sorted(each.id for each in stored) == [f"{number}-{n}" for number in range(3) for n in range(4)]
         assert len({str(receipt) for receipt in receipts}) == 12
         for number in range(3):
@@ -169,7 +170,7 @@ class TestPlacedWriter:
     def test_one_that_is_fenced_in_its_turn_stores_once_what_has_ids_and_tells_of_the_rest(
         self, topic: Topic, layout: Layout, tmp_path: Path
     ) -> None:
-        with open_writer(layout.journal) as writer:
+        with open_journal(layout.journal).writer() as writer:
             assert isinstance(writer, PlacedWriter)
             start = writer.append([event("a")])
             with KafkaWriter(topic, tmp_path / "elsewhere") as other:  # on another machine, and so without a turn
@@ -182,10 +183,10 @@ class TestPlacedWriter:
                 other.append([event("e")])
                 assert len(writer.append_once([event("e"), event("f")])) == 2
             assert writer.end.covers(start)
-        assert [each.id for each in open_journal(layout.journal).events()] == ["a", "b", "c", "e", "f"]
+        assert [each.id for each in open_journal(layout.journal).log().events()] == ["a", "b", "c", "e", "f"]
 
     def test_a_topic_that_was_made_anew_is_not_written_to(self, topic: Topic, layout: Layout) -> None:
-        with open_writer(layout.journal) as writer:
+        with open_journal(layout.journal).writer() as writer:
             writer.append([event("a")])
             delete(topic)
             create_topic(topic, partitions=1)
@@ -205,7 +206,7 @@ class TestPlacedWriter:
         assert str(first["receipt"]) == f"{topic.name}-0:2"
         assert list(map(str, first["receipts"])) == [f"{topic.name}-0:1", f"{topic.name}-0:2"]
         assert list(map(str, again["receipts"])) == [f"{topic.name}-0:2", f"{topic.name}-0:4"]
-        assert [each.id for each in open_journal(layout.journal).events()] == ["a", "b", "c"]
+        assert [each.id for each in open_journal(layout.journal).log().events()] == ["a", "b", "c"]
 
     def test_a_folder_is_placed_at_a_topic_that_is_there_or_made_now(self, broker: Broker, tmp_path: Path) -> None:
         address = f"kafka://{broker.address}/{uuid4()}"

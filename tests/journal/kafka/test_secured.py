@@ -19,7 +19,7 @@ from stateside.core.processes import free_port
 from stateside.journal import Event
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.journal.backends.kafka.topic_folder import place
-from stateside.journal.location import open_writer
+from stateside.journal.location import open_journal
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import real
 
@@ -112,7 +112,7 @@ def test_billing_reads_its_topic_over_tls_with_the_same_password(
     given, layout = options(authority, tmp_path), Layout(tmp_path / "billing")
     topic = place(layout.journal, f"kafka://{broker.secure}/billing?{urlencode(given)}")
     create_topic(topic, partitions=1)
-    with open_writer(layout.journal) as writer:
+    with open_journal(layout.journal).writer() as writer:
         writer.append([Event("m", "nobody", "message", 1_768_000_000_000_000, {"quantity": 1})])
     done = subprocess.run([sys.executable, "-c", _BILL, str(layout.root)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

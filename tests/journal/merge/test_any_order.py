@@ -224,7 +224,7 @@ class Nodes(RuleBasedStateMachine):
     def offsets_keep_their_events_and_entities_their_order(self) -> None:
         stream, sequences = MergedJournal(self.folder), defaultdict(list)
         for name in stream.partitions():
-            events = list(stream.events(name))
+            events = list(stream.log(name).events())
             ids = [found.id for found in events]
             assert ids[: len(self.seen[name])] == self.seen[name], "an offset has another event now"
             self.seen[name] = ids
@@ -255,7 +255,9 @@ class Nodes(RuleBasedStateMachine):
 
     def _check_acknowledged(self) -> None:
         stream = MergedJournal(self.folder)
-        found = {one.id: (one.entity, one.sequence) for name in stream.partitions() for one in stream.events(name)}
+        found = {
+            one.id: (one.entity, one.sequence) for name in stream.partitions() for one in stream.log(name).events()
+        }
         assert found == self.acknowledged, {
             id_: (found.get(id_), self.acknowledged.get(id_))
             for id_ in found.keys() | self.acknowledged.keys()

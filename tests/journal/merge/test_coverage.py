@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from stateside.journal import Event
 from stateside.journal.backends.files.segment import DurableEnd
-from stateside.journal.backends.nodes import Merger, NodeWriter, merger
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, merger
 from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.backends.nodes.ownership import slot_of
 from stateside.journal.backends.nodes.partition import MergedPartition
-from stateside.journal.backends.nodes.stored_stream import StoredStream
 from tests.sizes import not_in_fast, sized
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -34,11 +33,11 @@ def test_what_is_said_to_be_covered_is_before_the_reader(
     with TemporaryDirectory(dir=MEMORY) as name, patch.object(merger, "FRAME_EVENTS_MAX", frame_events):
         folder, marks = Path(name), {}
         marks = play(folder, steps)
-        stored = StoredStream.at(folder)
-        where = {place: (p, at) for p in stored.journals for at, place in enumerate(places(folder, p))}
+        stored = MergedJournal(folder)
+        where = {place: (p, at) for p in stored.partitions() for at, place in enumerate(places(folder, p))}
         ends = stored.end()
         for stand in [*stands, (1.0, 1.0)]:
-            offsets = {p: round(part * ends[p]) for p, part in zip(stored.journals, stand, strict=True)}
+            offsets = {p: round(part * ends[p]) for p, part in zip(stored.partitions(), stand, strict=True)}
             usable = {p: mark for p, mark in marks.items() if 0 < mark.offset < offsets[p]}
             for found in (stored.sources(offsets), stored.sources(offsets, usable)):
                 for log, behind in found.parts:
@@ -55,7 +54,7 @@ def play(folder: Path, steps: list[str | tuple[str, list[str]]]) -> dict[str, Du
         nodes = {name: stack.enter_context(NodeWriter(folder, name)) for name in NODES}
         for number, step in enumerate([*steps, ("a", ["emma"]), "merge"]):
             if step == "mark":
-                marks = StoredStream.at(folder).ends()
+                marks = {name: log.durable_end() for name, log in MergedJournal(folder).logs().items()}
             elif isinstance(step, str):
                 merge(folder, without_a=step != "merge")
             else:

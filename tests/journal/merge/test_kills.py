@@ -110,7 +110,7 @@ class Acknowledged:
 def merged(folder: Path) -> dict[str, list[tuple[str, str, int | None]]]:
     stream = MergedJournal(folder)
     return {
-        name: [(found.id, found.entity, found.sequence) for found in stream.events(name)]
+        name: [(found.id, found.entity, found.sequence) for found in stream.log(name).events()]
         for name in stream.partitions()
     }
 

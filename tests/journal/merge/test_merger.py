@@ -25,7 +25,7 @@ from tests.sizes import some
 
 def merged(folder: Path) -> list[tuple[str, str, int | None]]:
     stream = MergedJournal(folder)
-    events = [found for name in stream.partitions() for found in stream.events(name)]
+    events = [found for name in stream.partitions() for found in stream.log(name).events()]
     return [(found.id, found.entity, found.sequence) for found in events]
 
 
@@ -57,9 +57,9 @@ def test_an_entity_s_events_are_all_in_one_partition(tmp_path: Path) -> None:
     stream = MergedJournal(tmp_path)
     assert list(stream.partitions()) == ["0", "1", "2"]
     assert stream.end().events() == 30
-    places = {found.entity: set() for name in stream.partitions() for found in stream.events(name)}
+    places = {found.entity: set() for name in stream.partitions() for found in stream.log(name).events()}
     for name in stream.partitions():
-        for found in stream.events(name):
+        for found in stream.log(name).events():
             places[found.entity].add(name)
     assert len(places) == 7
     assert all(len(names) == 1 for names in places.values())
@@ -172,19 +172,19 @@ def test_a_merger_killed_at_any_call_loses_and_doubles_nothing_and_keeps_its_off
             merger.merge()
         node.append([event(f"{number}", f"entity-{number % 5}") for number in range(20, 40)])
     stream = MergedJournal(tmp_path)
-    before = {name: list(stream.events(name)) for name in stream.partitions()}
+    before = {name: list(stream.log(name).events()) for name in stream.partitions()}
     dying = Merger(tmp_path, partitions=3)
     try:
         with at_call(function, call, die):
             dying.merge()
     except Killed:
         pass
-    seen = {name: list(stream.events(name)) for name in stream.partitions()}
+    seen = {name: list(stream.log(name).events()) for name in stream.partitions()}
     _kill(dying)
     with Merger(tmp_path, partitions=3) as merger:
         merger.merge()
         assert merger.duplicates == 0
-    after = {name: list(stream.events(name)) for name in stream.partitions()}
+    after = {name: list(stream.log(name).events()) for name in stream.partitions()}
     for name in stream.partitions():
         assert seen[name][: len(before[name])] == before[name]
         assert after[name][: len(seen[name])] == seen[name]

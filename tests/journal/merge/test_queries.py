@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from stateside.journal.backends.files.file_journal import Stream
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
+from stateside.journal.contract import Journal
 from stateside.journal.event import Event
 from stateside.journal.queries import Queries, QueryViews
 
 
 def test_an_entity_that_moved_is_found_in_order_and_by_tag(tmp_path: Path) -> None:
-    stream: Stream = MergedJournal(tmp_path)
+    stream: Journal = MergedJournal(tmp_path)
     with Merger(tmp_path, partitions=2) as merger, QueryViews(stream, tmp_path / "views") as views:
         for number, name in enumerate("cabbac"):
             with NodeWriter(tmp_path, name) as node:

@@ -44,7 +44,7 @@ def test_events_come_back_as_they_were_given_to_the_node(tmp_path: Path) -> None
     with NodeWriter(tmp_path, "a") as node, Merger(tmp_path) as merger:
         node.append_to("emma", [event("0"), event("1")])
         merger.merge()
-    found = list(MergedJournal(tmp_path).events("0"))
+    found = list(MergedJournal(tmp_path).events())
     assert found == [event("0"), event("1")]
     assert all(not one.extra for one in found)
 
@@ -72,7 +72,7 @@ def test_a_receipt_is_found_in_the_stream_once_it_is_merged(tmp_path: Path) -> N
             if number % 3 == 0:
                 merger.merge()
         merger.merge()
-    ids = [found.id for found in stream.events("0")]
+    ids = [found.id for found in stream.events()]
     for number, receipt in enumerate(receipts):
         position = stream.position_of(receipt)
         assert position is not None
@@ -157,7 +157,7 @@ def test_a_reader_waits_for_its_own_event(tmp_path: Path) -> None:
         finally:
             stop.set()
             thread.join()
-    assert stream.sources().done == Position.of({"a.1": 5})
+    assert stream.merged().done == Position.of({"a.1": 5})
 
 
 def test_the_tail_has_what_is_not_merged_as_far_as_nothing_is_missing_in_between(tmp_path: Path) -> None:

@@ -14,14 +14,15 @@ import pyarrow as pa
 from stateside.core.positions import Position
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import encode
+from stateside.journal.contract import Journal
 from stateside.journal.event import Event
 
 
-class MemoryStream:
+class MemoryStream(Journal):
     """Partitions in memory, each event in that of its entity. It gives sequences, or not, as it is told."""
 
     def __init__(self, partitions: Sequence[str], *, numbering: bool = True) -> None:
-        self.logs: dict[str, list[Event]] = {name: [] for name in partitions}
+        self.stored: dict[str, list[Event]] = {name: [] for name in partitions}
         self.numbering = numbering
         self.name: str | None = "memory"
         self._counts: dict[str, int] = {}
@@ -29,35 +30,36 @@ class MemoryStream:
     def append(self, events: Sequence[Event]) -> None:
         for event in events:
             self._counts[event.entity] = number = self._counts.get(event.entity, 0) + 1
-            log = self.logs[list(self.logs)[zlib.crc32(event.entity.encode()) % len(self.logs)]]
+            log = self.stored[list(self.stored)[zlib.crc32(event.entity.encode()) % len(self.stored)]]
             log.append(replace(event, sequence=number if self.numbering else None))
+
+    @property
+    def where(self) -> str:
+        return "memory"
 
     def id(self) -> str | None:
         return self.name
 
     def end(self) -> Position:
-        return Position.of({name: len(log) for name, log in self.logs.items()})
+        return Position.of({name: len(log) for name, log in self.stored.items()})
 
     def partitions(self) -> Sequence[str]:
-        return tuple(self.logs)
+        return tuple(self.stored)
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        assert 0 <= start <= stop <= len(self.logs[partition])
+        assert 0 <= start <= stop <= len(self.stored[partition])
         for first in range(start, stop, 7):
-            events = self.logs[partition][first : min(stop, first + 7)]
+            events = self.stored[partition][first : min(stop, first + 7)]
             batch = encode(events, 0)
             numbers = pa.array([event.sequence for event in events], pa.int64())
             yield first, batch.set_column(batch.schema.get_field_index("sequence"), "sequence", numbers)
 
-    def wait(self, position: Position, timeout_s: float) -> bool:
-        return not position.covers(self.end())
 
-
-class SparseStream:
+class SparseStream(Journal):
     """A partition with a gap behind each append, of another width each time: some are wider than a zone."""
 
     def __init__(self) -> None:
-        self.log: list[tuple[int, Event]] = []
+        self.stored: list[tuple[int, Event]] = []
         self.behind = 0
         self._counts: Counter[str] = Counter()
         self._gaps = cycle([1, 1, 11, 0, 2])
@@ -65,11 +67,12 @@ class SparseStream:
     def append(self, events: Sequence[Event]) -> None:
         for offset, event in enumerate(events, self.behind):
             self._counts[event.entity] += 1
-            self.log.append((offset, replace(event, sequence=self._counts[event.entity])))
+            self.stored.append((offset, replace(event, sequence=self._counts[event.entity])))
         self.behind += len(events) + next(self._gaps)
 
-    def close(self) -> None:
-        """There is nothing to close."""
+    @property
+    def where(self) -> str:
+        return "memory"
 
     def id(self) -> str | None:
         return "sparse"
@@ -82,7 +85,7 @@ class SparseStream:
 
     def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         assert 0 <= start <= stop <= self.behind
-        wanted = [(offset, event) for offset, event in self.log if start <= offset < stop]
+        wanted = [(offset, event) for offset, event in self.stored if start <= offset < stop]
         for low in range(0, len(wanted), 7):
             events = [event for _, event in wanted[low : low + 7]]
             batch = encode(events, 0)
@@ -94,9 +97,6 @@ class SparseStream:
         for offsets, batch in self.located(partition, start, stop):
             for row, offset in enumerate(offsets.tolist()):
                 yield offset, batch.slice(row, 1)
-
-    def wait(self, position: Position, timeout_s: float) -> bool:
-        return not position.covers(self.end())
 
 
 class Model:

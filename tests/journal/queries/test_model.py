@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stateside.journal import Event, JournalWriter, frames
+from stateside.journal import Event, JournalWriter
+from stateside.journal.backends.files import frames
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import Queries, QueryViews, ViewsProgress, indexer, predicate, query_reader, query_views
 from stateside.journal.queries import entities as entities_module

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import JournalAway, NotFreshEnough, PositionAhead, RequestInvalid
 from stateside.core.positions import Position
-from stateside.journal import Event, JournalWriter, Upcasters, frames
+from stateside.journal import Event, JournalWriter, Upcasters
+from stateside.journal.backends.files import frames
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import FoundEvent, Queries, QueryViews, query_reader
 from stateside.journal.queries import entities as entities_module
@@ -163,7 +164,7 @@ def test_over_several_partitions_every_entity_keeps_its_order_and_every_position
             assert queries.last_sequence(entity) == len(found)
         found = check_resuming(queries.tagged("t1"), data)
         assert sorted(found, key=lambda each: each.time_us) == model.tagged("t1")
-        assert check_resuming(queries.all(), data) == [each for log in stream.logs.values() for each in log]
+        assert check_resuming(queries.all(), data) == [each for log in stream.stored.values() for each in log]
         assert len(check_resuming(queries.between(3, 40), data)) == len(model.between(3, 40))
         assert list(queries.entities().current()) == model.entities()
         assert sorted(born.entity for born in queries.born().current()) == model.entities()

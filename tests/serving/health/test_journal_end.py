@@ -12,7 +12,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.kafka.topic_folder import place
-from stateside.journal.location import open_writer
+from stateside.journal.location import open_journal
 from stateside.serving.health import status as module
 from stateside.serving.health.status import JournalEnd
 from stateside.testbed.broker import Broker
@@ -102,7 +102,7 @@ def test_an_error_is_told_instead_of_an_end_until_it_is_over(
 def test_a_real_topic_s_end_is_told_and_that_of_one_that_is_gone_is_not(layout: Layout, broker: Broker) -> None:
     topic = new_topic(broker)
     place(layout.journal, f"kafka://{broker.address}/{topic.name}")
-    with open_writer(layout.journal) as writer:
+    with open_journal(layout.journal).writer() as writer:
         receipt = writer.append([event("a"), event("b")])
     end = JournalEnd(layout.journal)
     wait_until(lambda: (end.now() or {})["end"] is not None)

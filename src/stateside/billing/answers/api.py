@@ -28,7 +28,7 @@ from stateside.billing.model import APPLICATION, VIEW
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal.location import open_journal
+from stateside.journal import open_journal
 from stateside.serving.rows.scope import not_whole
 from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 from stateside.serving.stamp import Stamp
@@ -86,7 +86,7 @@ class Api:
     """The handlers, with their readers of a folder."""
 
     def __init__(self, layout: Layout) -> None:
-        view, journal = layout.view(VIEW), open_journal(layout.journal)
+        view, journal = layout.view(VIEW), open_journal(layout.journal).log()
         self._issued = DocumentStore(followed(layout))
         self._sums = ArchiveSums(followed(layout))
         self._documents, self._summed = (DocumentArchive(lambda: self._cycles().values()) for _ in range(2))

@@ -29,7 +29,7 @@ from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
 from stateside.core.errors import StateError
 from stateside.core.positions import Position
-from stateside.journal import FileLog
+from stateside.journal import Log
 from stateside.journal.payload import payload_columns
 from stateside.serving.stamp import iso_time
 from stateside.spark_state.batch_log import Checkpoint
@@ -85,7 +85,7 @@ Chosen = list[tuple[Counted, str | None]]
 class Explainer:
     """Explains balances from a folder's journal. Thread-safe."""
 
-    def __init__(self, journal: FileLog, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
+    def __init__(self, journal: Log, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
         self._journal, self._keeper, self._checkpoint = journal, keeper, checkpoint
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[int, pa.Table]] = OrderedDict()
@@ -131,7 +131,7 @@ class Explainer:
         return table.filter(pc.less(table["offset"], stop))
 
 
-def _events_where(journal: FileLog, column: str, values: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
+def _events_where(journal: Log, column: str, values: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
     """The events of a range with one of these values, in the form of `rating.events_table`; others are not parsed."""
     for first, batch in journal.batches(start, stop):
         rows = np.flatnonzero(pc.is_in(batch.column(column), values).to_numpy(zero_copy_only=False))
@@ -177,9 +177,7 @@ def _firsts(counted: Sequence[Counted]) -> list[Counted]:
     return [one for one in counted if found[one.id] is one]
 
 
-def _with_others(
-    journal: FileLog, counted: Sequence[Counted], stop: int, book: Book, period: BillPeriod
-) -> list[Counted]:
+def _with_others(journal: Log, counted: Sequence[Counted], stop: int, book: Book, period: BillPeriod) -> list[Counted]:
     """The customer's events and other customers' events with the same ids: de-duplication ignores customers."""
     ids = pa.array(sorted({one.id for one in counted}), pa.string())
     events = pa.concat_tables([events_table(journal, 0, 0), *_events_where(journal, "id", ids, 0, stop)])

@@ -41,9 +41,8 @@ from stateside.billing.model import CLOCK, HOUR_US, VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import FileLog
-from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.location import open_journal
+from stateside.journal import Log, open_journal
+from stateside.journal.contract import PARTITION
 from stateside.journal.predicates import Conditions, NumberRange, stretches
 from stateside.spark_state.batch_log import Checkpoint
 
@@ -93,7 +92,7 @@ class Hours:
         return cls(document["newest_us"], [Hour(*hour) for hour in document["hours"]])
 
 
-def hours(journal: FileLog, book: Book, labels: Sequence[str], stop: int, *, once: bool) -> Hours:
+def hours(journal: Log, book: Book, labels: Sequence[str], stop: int, *, once: bool) -> Hours:
     """The hours of the named periods, from the events before an offset; `once`: an id counts once per period."""
     cycles = {version.id: version.cycle for version in book.versions}
     ends_us = {(plan, end) for label in labels for plan, end in Ends.of(label, cycles).by_plan.items()}
@@ -116,7 +115,7 @@ def _config(spill: str) -> dict[str, str | bool | int | float | list[str]]:
     return {"memory_limit": MEMORY_MAX, "temp_directory": spill, "preserve_insertion_order": False}
 
 
-def _events(journal: FileLog, book: Book, ends_us: set[tuple[str, int]], stop: int) -> Iterator[pa.Table]:
+def _events(journal: Log, book: Book, ends_us: set[tuple[str, int]], stop: int) -> Iterator[pa.Table]:
     """The events within these plans' periods, in tables of about ROWS_PER_TABLE rows."""
     starts = [book.plans[plan].cycle.ending(end_us).start_us for plan, end_us in ends_us]
     within = Conditions(time=NumberRange(min(starts), max(end_us for _, end_us in ends_us) - 1))
@@ -186,7 +185,7 @@ def _added_up(parts: Iterable[pa.Table]) -> list[Hour]:
 
 def main(folder: Path, stop: int, labels: Sequence[str]) -> None:
     layout = Layout(folder)
-    view, journal = layout.view(VIEW), open_journal(layout.journal)
+    view, journal = layout.view(VIEW), open_journal(layout.journal).log()
     book = BookKeeper(journal, view.root / "book").at(stop)
     once = deduplicates(Checkpoint(Storage.at(view.checkpoint)))
     print(hours(journal, book, labels, stop, once=once).as_json())

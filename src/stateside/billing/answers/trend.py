@@ -48,7 +48,7 @@ from stateside.billing.plans.file import PlanVersion
 from stateside.core import processes
 from stateside.core.errors import StateError
 from stateside.core.layout import Layout
-from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.contract import PARTITION
 from stateside.serving.stamp import Stamp, iso_time
 
 GOES_ON: Final = ("call", "message", "data")

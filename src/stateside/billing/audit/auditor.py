@@ -27,8 +27,7 @@ from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of,
 from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
-from stateside.journal import FileLog
-from stateside.journal.location import open_journal
+from stateside.journal import Log, open_journal
 from stateside.replica.checksums import Unchecked
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
@@ -39,7 +38,7 @@ from stateside.views.computed import KnownSteps
 RECHECKED_EVENTS = 250_000  # minimum of older events read again per audit
 
 
-def check_past(ledger: Ledger, journal: FileLog) -> None:
+def check_past(ledger: Ledger, journal: Log) -> None:
     """PastChanged if the journal is another one, or was changed, since the ledger was filled."""
     if ledger.position == 0:
         return
@@ -70,16 +69,16 @@ def _to_recheck(ledger: Ledger) -> list[tuple[int, int, int]]:
     return [(start, stop, digest) for start, stop, digest in found]
 
 
-def _recheck(ledger: Ledger, journal: FileLog, start: int, stop: int, digest: int) -> None:
+def _recheck(ledger: Ledger, journal: Log, start: int, stop: int, digest: int) -> None:
     found = sum(digest_of(ledger, chunk) for *_, chunk in chunks(journal, start, stop))
     if found != digest:
         raise _changed(journal, f"its events from offset {start:,} to {stop:,} are not those of the last audit")
 
 
-def _changed(journal: FileLog, how: str) -> PastChanged:
+def _changed(journal: Log, how: str) -> PastChanged:
     return PastChanged(
         f"The journal is not what it was: {how}",
-        where=str(journal.directory),
+        where=journal.where,
         next_step="Find out who changed it: events never change. With --full the audit begins again",
     )
 
@@ -151,7 +150,7 @@ def audit(
     `found`).
     """
     began_s = time.monotonic()
-    journal = open_journal(layout.journal)
+    journal = open_journal(layout.journal).log()
     with Ledger(layout.audit) as ledger:
         anew = "it was asked for" if full else None
         if full:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.reference_data import NAMED, QUANTITY_MAX, AuditCycle, fold_references, periods
-from stateside.journal import FileLog
+from stateside.journal import Log
 from stateside.journal.columns import SCHEMA
 
 CHUNK_EVENTS = 250_000
@@ -142,7 +142,7 @@ _CLOCK = f"""
 """
 
 
-def fold(ledger: Ledger, journal: FileLog, stop: int, watch: Watch = lambda offset, stop: None) -> None:
+def fold(ledger: Ledger, journal: Log, stop: int, watch: Watch = lambda offset, stop: None) -> None:
     """Fold the journal from the ledger's position up to `stop`. A crash loses at most one chunk's work."""
     for start, upto, chunk in chunks(journal, ledger.position, stop):
         with ledger.transaction():
@@ -154,7 +154,7 @@ def fold(ledger: Ledger, journal: FileLog, stop: int, watch: Watch = lambda offs
         watch(upto, stop)
 
 
-def chunks(journal: FileLog, start: int, stop: int) -> Iterator[tuple[int, int, pa.Table]]:
+def chunks(journal: Log, start: int, stop: int) -> Iterator[tuple[int, int, pa.Table]]:
     """The events of a range in chunks, with offsets, and with times in microseconds.
 
     A chunk comes with its first offset and its end; offsets in between may have no event.

@@ -34,7 +34,7 @@ from deltalake import DeltaTable
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.errors import NotFreshEnough
 from stateside.core.layout import Layout
-from stateside.journal.location import open_journal
+from stateside.journal import open_journal
 
 ROWS_AT_ONCE = 50_000
 Row = Mapping[str, Any]
@@ -161,7 +161,7 @@ def _check_settled(ledger: Ledger, layout: Layout, standing: LiveBatch) -> None:
 
     A query that was never started over leaves no such document; the laws judge documents beyond the journal's end.
     """
-    end = open_journal(layout.journal).end().one()
+    end = open_journal(layout.journal).log().end().one()
     rows = ledger.rows(
         """
         with ahead as (from stored where period_end_us <= ? and sealed_position > ? and sealed_position <= ?),

@@ -21,15 +21,14 @@ from stateside.billing.audit.law import SHOWN_MAX, Law, LawVerdict, Row, account
 from stateside.billing.audit.ledger import Ledger
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import FileLog
-from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.location import open_journal
+from stateside.journal import Log, open_journal
+from stateside.journal.contract import PARTITION
 
 SAMPLE = 100  # customers per audit
 
 Ask = Callable[[str, Position], dict[str, Any]]  # a customer's answer, at this position or later
 Answer = tuple[LiveBatch, str, list[Row]]  # batch, customer, rows
-Compare = Callable[[Ledger, Layout, FileLog, LiveBatch, list[Answer]], LawVerdict]
+Compare = Callable[[Ledger, Layout, Log, LiveBatch, list[Answer]], LawVerdict]
 PERIOD_ROWS = "customer text, period_end_us bigint, amount_micros hugeint, events hugeint"
 
 _NUMBERS = ("amount_micros", "charged_micros", "events")
@@ -115,12 +114,12 @@ def sampled_customers(ledger: Ledger) -> list[str]:
     return [customer for (customer,) in rows]
 
 
-def floor_of(ledger: Ledger, journal: FileLog) -> Position:
+def floor_of(ledger: Ledger, journal: Log) -> Position:
     """The ledger's position, in the form for requests to servers."""
     return _position(journal, ledger.position)
 
 
-def compare_answers(ledger: Ledger, layout: Layout, journal: FileLog, ask: Ask) -> tuple[int, tuple[LawVerdict]]:
+def compare_answers(ledger: Ledger, layout: Layout, journal: Log, ask: Ask) -> tuple[int, tuple[LawVerdict]]:
     """Request and compare answers; return their number and the verdict. Moves the ledger to the newest answer."""
     answers = _ask_all(ledger, journal, ask)
     return len(answers), (_compare_all(ledger, layout, journal, answers, _compare),)
@@ -144,7 +143,7 @@ def recheck(
             answers[_standing(document["stamp"]), customer, json.dumps(shown, sort_keys=True)] = shown
         placed = [(standing, customer, shown) for (standing, customer, _), shown in answers.items()]
         with Ledger(folder / kind) as ledger:
-            journal = open_journal(layout.journal)
+            journal = open_journal(layout.journal).log()
             found.append(_compare_all(ledger, layout, journal, sorted(placed, key=_place), compare))
     told = tuple(sentence for verdict in found for sentence in verdict.sentences)
     return count, LawVerdict("answers", _TEXT, sum(verdict.broken for verdict in found), told)
@@ -193,7 +192,7 @@ def _known_periods(bill: Row) -> list[Row]:
 
 
 def _compare_all(
-    ledger: Ledger, layout: Layout, journal: FileLog, answers: Sequence[Answer], compare: Compare
+    ledger: Ledger, layout: Layout, journal: Log, answers: Sequence[Answer], compare: Compare
 ) -> LawVerdict:
     """Compare answers, sorted by position; at most one answer per customer at a time."""
     broken, sentences = 0, list[str]()
@@ -206,7 +205,7 @@ def _compare_all(
     return LawVerdict("answers", _TEXT, broken, tuple(sentences))
 
 
-def _ask_all(ledger: Ledger, journal: FileLog, ask: Ask) -> list[Answer]:
+def _ask_all(ledger: Ledger, journal: Log, ask: Ask) -> list[Answer]:
     """Answers for a sample of customers, sorted by position."""
     floor = floor_of(ledger, journal)
     answers = [(customer, ask(customer, floor)) for customer in sampled_customers(ledger)]
@@ -219,7 +218,7 @@ def _place(answer: Answer) -> tuple[int, int, str]:
     return standing.offset, standing.batch, customer
 
 
-def _position(journal: FileLog, offset: int) -> Position:
+def _position(journal: Log, offset: int) -> Position:
     return journal.in_stamps(Position.of({PARTITION: offset}))
 
 
@@ -231,9 +230,7 @@ def _us(moment: str) -> int:
     return (datetime.fromisoformat(moment) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def _compare(
-    ledger: Ledger, layout: Layout, journal: FileLog, standing: LiveBatch, answers: list[Answer]
-) -> LawVerdict:
+def _compare(ledger: Ledger, layout: Layout, journal: Log, standing: LiveBatch, answers: list[Answer]) -> LawVerdict:
     fold(ledger, journal, standing.offset)
     take_documents(ledger, layout, standing)
     ledger.sql.execute(NAMED_PERIODS)
@@ -251,7 +248,7 @@ def _placed(row: Row, customer: str) -> Row:
 
 
 def _compare_bills(
-    ledger: Ledger, layout: Layout, journal: FileLog, standing: LiveBatch, answers: list[Answer]
+    ledger: Ledger, layout: Layout, journal: Log, standing: LiveBatch, answers: list[Answer]
 ) -> LawVerdict:
     fold(ledger, journal, standing.offset)
     ledger.sql.execute("create or replace temp table asked (customer text, current bool)")
@@ -262,7 +259,7 @@ def _compare_bills(
     return judge(ledger, Law("answers", _TEXT, _at(_BROKEN_BILLS, journal, standing), _say_bill))
 
 
-def _at(query: str, journal: FileLog, standing: LiveBatch) -> str:
+def _at(query: str, journal: Log, standing: LiveBatch) -> str:
     """The query for answers at this batch."""
     query = query.replace("(from position)", f"'{_position(journal, standing.offset)}'")
     return query.replace("(from batch)", str(standing.batch)).replace("(from watermark_us)", str(standing.watermark_us))

@@ -37,8 +37,8 @@ from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.plans.plan import PlanVersion
 from stateside.core.errors import StateError
 from stateside.core.storage import write_atomically
-from stateside.journal import FileLog
-from stateside.journal.backends.files.segment import DurableEnd
+from stateside.journal import Log
+from stateside.journal.contract import DurableEnd
 from stateside.journal.payload import payload_columns
 
 _PAYLOAD = pa.schema([("plan", pa.string()), ("effective_us", pa.int64()), ("holder", pa.string())])
@@ -360,7 +360,7 @@ _NO_ACCOUNTS = Accounts.of({}, {})
 class BookKeeper:
     """Keeps the newest book of a journal for one process. With a folder, loads and saves snapshots there."""
 
-    def __init__(self, journal: FileLog, folder: Path | None) -> None:
+    def __init__(self, journal: Log, folder: Path | None) -> None:
         self._journal = journal
         self._folder = folder
         self._book: Book | None = None
@@ -411,7 +411,7 @@ class BookKeeper:
         return book
 
 
-def _references(journal: FileLog, start: int, stop: int, mark: DurableEnd | None) -> Iterator[tuple[pa.Table, int]]:
+def _references(journal: Log, start: int, stop: int, mark: DurableEnd | None) -> Iterator[tuple[pa.Table, int]]:
     """The reference events of a range in chunks, each with the offset up to which all events were read."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

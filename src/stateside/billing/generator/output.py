@@ -14,7 +14,7 @@ import pyarrow as pa
 from stateside.billing.generator.event_stream import Generator
 from stateside.billing.generator.expected_totals import ExpectedTotals
 from stateside.core.errors import RequestInvalid, SinkAway
-from stateside.journal import JournalWriter
+from stateside.journal import Writer, open_journal
 from stateside.journal.columns import GIVEN
 
 EVENTS_PER_FILE: Final = 1_000_000
@@ -54,7 +54,7 @@ def to_journal(directory: Path) -> Iterator[Write]:
 
     RequestInvalid if the journal has events: the generated plans would rate those events, or be refused.
     """
-    with JournalWriter(directory) as writer:
+    with open_journal(directory).writer() as writer:
         if writer.end.events():
             raise RequestInvalid(
                 f"The journal has {writer.end.events():,} events already",
@@ -145,7 +145,7 @@ class _Files:
         return self._folder / f"events-{self._written // EVENTS_PER_FILE + 1:06d}.jsonl"
 
 
-def _append(writer: JournalWriter, batch: pa.RecordBatch) -> None:
+def _append(writer: Writer, batch: pa.RecordBatch) -> None:
     writer.append_batch(batch)
 
 

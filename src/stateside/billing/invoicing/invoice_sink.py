@@ -78,8 +78,7 @@ from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
-from stateside.journal import FileLog
-from stateside.journal.location import open_journal
+from stateside.journal import Log, open_journal
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
 from stateside.spark_state.batch_log import Checkpoint, Plan
 
@@ -117,7 +116,7 @@ class Swept:
 
 
 def sweep(
-    journal: FileLog,
+    journal: Log,
     book: Book,
     planned: Planned,
     frontier: Frontier,
@@ -154,7 +153,7 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + PIECE_EVENTS_MAX, stop)
 
 
-def _suspects(journal: FileLog, report: RatingReport, closed_us: int) -> pa.Table:
+def _suspects(journal: Log, report: RatingReport, closed_us: int) -> pa.Table:
     """The events of a report's range that may be bad or late; the journal is not read if there can be none."""
     found: list[pa.Table] = []
     if report.bad or report.first_end_us <= closed_us:
@@ -222,7 +221,7 @@ class BillingSink:
     """The sink for closed rows of the view `bill`."""
 
     places: ViewLayout
-    journal: FileLog
+    journal: Log
     book: BookKeeper
     checkpoint: Checkpoint
     reports: Reports
@@ -243,7 +242,7 @@ class BillingSink:
         missing = [name for name in ROW_COLUMNS if name not in context.schema.names]
         if missing:
             raise ViewInvalid(f"The view {context.view!r} has no column {missing[0]!r}, which invoices need")
-        places, journal = context.layout.view(context.view), open_journal(context.layout.journal)
+        places, journal = context.layout.view(context.view), open_journal(context.layout.journal).log()
         keeper = BookKeeper(journal, places.root / "book")
         checkpoint = Checkpoint(Storage.at(places.checkpoint))
         tables = documents_table(context.layout), dead_letters_table(context.layout)
@@ -291,7 +290,7 @@ class BillingSink:
         if self.journal.end().one() < needed:
             raise ArchiveInvalid(
                 f"The documents are of {needed} events, and the journal has {self.journal.end().one()} only",
-                where=str(self.journal.directory),
+                where=self.journal.where,
                 next_step="Bring the whole journal back: new events in place of the lost ones would not be billed",
             )
 
@@ -384,15 +383,15 @@ def _check_absent(drafts: pa.Table, documents: OpenedTable) -> None:
         )
 
 
-def _journal_number(journal: FileLog) -> int:
+def _journal_number(journal: Log) -> int:
     """A journal's id as an integer that a counter can hold."""
     return UUID(_journal_id(journal)).int >> 65
 
 
-def _journal_id(journal: FileLog) -> str:
+def _journal_id(journal: Log) -> str:
     id_ = journal.id()
     if id_ is None:  # a batch has events of a journal
         raise JournalAway(
-            "The journal is away", where=str(journal.directory), next_step="Bring it back: the batch is held until then"
+            "The journal is away", where=journal.where, next_step="Bring it back: the batch is held until then"
         )
     return id_

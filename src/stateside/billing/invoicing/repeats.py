@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from stateside.billing.book.book import Book
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
-from stateside.journal import FileLog
+from stateside.journal import Log
 from stateside.journal.index import Index, hash_of, keeping
 
 REPEATED: Final = "repeated"
@@ -38,7 +38,7 @@ _CONTENT: Final = ("entity", "type", "time", "payload")
 class Repeats:
     """The index of one view's folder, for the driver's sink only."""
 
-    def __init__(self, folder: Path, journal: FileLog) -> None:
+    def __init__(self, folder: Path, journal: Log) -> None:
         self._directory, self._journal = folder / "ids", journal
 
     def of(self, events: pa.Table, book: Book, stop: int) -> pa.Table:

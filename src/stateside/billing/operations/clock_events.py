@@ -53,9 +53,8 @@ from stateside.core.errors import PositionInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
-from stateside.journal import Event, FileLog
+from stateside.journal import Event, Log, open_journal
 from stateside.journal.event import NAME_CHARS_MAX
-from stateside.journal.location import open_journal, open_writer
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -243,8 +242,8 @@ class Clockwork:
     """Appends, at each step, the events due in one application's folder."""
 
     def __init__(self, layout: Layout, clock: Clock, on_step: Callable[[int], None] = lambda number: None) -> None:
-        self._journal = open_journal(layout.journal)
-        self._writer = open_writer(layout.journal, clock=clock)
+        self._journal = open_journal(layout.journal).log()
+        self._writer = open_journal(layout.journal).writer(clock=clock)
         self._keeper = BookKeeper(self._journal, layout.view(VIEW).root / "book")
         self._clock = clock
         self._path = layout.clock
@@ -325,7 +324,7 @@ def _idle(last_us: int, now_us: int) -> Iterator[int]:
         yield quarter_us
 
 
-def _last_appended(journal: FileLog, end: int) -> int:
+def _last_appended(journal: Log, end: int) -> int:
     """The append time of the last event before the end. On Kafka not every offset has an event: searches backwards."""
     begin, back = journal.begin().one(), 1
     while end > begin:
@@ -338,7 +337,7 @@ def _last_appended(journal: FileLog, end: int) -> int:
     return 0
 
 
-def _appended(journal: FileLog, offsets: Longs) -> Longs:
+def _appended(journal: Log, offsets: Longs) -> Longs:
     """The append times of events, by ascending offsets."""
     if not len(offsets):
         return offsets

@@ -19,8 +19,7 @@ from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import PlanInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event
-from stateside.journal.location import open_journal, open_writer
+from stateside.journal import Event, open_journal
 from stateside.serving.stamp import iso_time
 
 MARGIN_US: Final = 10_000_000  # safety margin for the time between check and append
@@ -44,7 +43,7 @@ class Assigned:
 
 def current_book(layout: Layout) -> Book:
     """Plans and assignments as of the journal's end."""
-    journal = open_journal(layout.journal)
+    journal = open_journal(layout.journal).log()
     return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end().one())
 
 
@@ -125,5 +124,5 @@ def _check(book: Book, event: Event, now_us: int) -> None:
 
 
 def _append(layout: Layout, event: Event, clock: Clock | None) -> Position:
-    with open_writer(layout.journal, clock=clock) as writer:
+    with open_journal(layout.journal).writer(clock=clock) as writer:
         return writer.append([event])

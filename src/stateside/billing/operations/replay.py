@@ -24,10 +24,9 @@ from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import Event
-from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal import Event, open_journal
 from stateside.journal.columns import encode
-from stateside.journal.location import open_journal, open_writer
+from stateside.journal.contract import PARTITION
 from stateside.journal.payload import payload_columns
 from stateside.serving.stamp import parse_time
 
@@ -50,9 +49,9 @@ def replay(
     assert letters
     events = [repaired(letter, changes) for letter in letters]
     since = Position.of({PARTITION: min(letter.offset for letter in letters)})
-    unstored = open_journal(layout.journal).unstored(events, since)
+    unstored = open_journal(layout.journal).log().unstored(events, since)
     _check(layout, unstored, (clock or SystemClock()).now_us())
-    with open_writer(layout.journal, clock=clock) as writer:
+    with open_journal(layout.journal).writer(clock=clock) as writer:
         receipt = writer.append_unstored(events, since)
     return Replayed(len(unstored), len(events) - len(unstored), receipt)
 
@@ -117,7 +116,7 @@ def _check(layout: Layout, events: Sequence[Event], now_us: int) -> None:
     if not events:
         return
     book = current_book(layout)
-    none = events_table(open_journal(layout.journal), 0, 0)
+    none = events_table(open_journal(layout.journal).log(), 0, 0)
     table = _as_read(events, now_us, book.covers)
     rated = rate(table, book.folded(none, book.covers + len(events)))
     for event, reason, detail in zip(events, rated["reason"].to_pylist(), rated["detail"].to_pylist(), strict=True):

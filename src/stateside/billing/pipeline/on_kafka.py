@@ -25,9 +25,8 @@ from stateside.billing.pipeline.source import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
 from stateside.core.errors import JournalCorrupt
 from stateside.core.layout import Layout
-from stateside.journal import FileLog
-from stateside.journal.backends.kafka.topic_folder import NAME, TopicLog, topic_of
-from stateside.journal.location import open_journal
+from stateside.journal import Log, open_journal
+from stateside.journal.backends.kafka.topic_folder import NAME, topic_of
 from stateside.pipeline.kafka_source import spark_options
 from stateside.pipeline.sources import Reading, kafka_journal
 
@@ -48,7 +47,7 @@ class RatedTopic:
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The rows, without a watermark. JournalAway if the folder's journal is no topic."""
         topic = topic_of(reading.journal)
-        TopicLog(reading.journal, topic).end()  # refuses a topic with several partitions before the first batch
+        _journal(reading.journal).end()  # refuses a topic with several partitions before the first batch
         options = {**spark_options(topic.options), "maxRecordsPerPartition": str(ROWS_PER_TABLE)}
         source = kafka_journal(topic.servers, topic.name, options=options, dead_letters=False)  # rating makes its own
         events = source.load(session, reading).select(*_COLUMNS)
@@ -81,9 +80,9 @@ class Rating:
 
 
 @lru_cache(1)
-def _journal(folder: Path) -> FileLog:
+def _journal(folder: Path) -> Log:
     """The journal, one per process: it keeps its connections from batch to batch."""
-    return open_journal(folder)
+    return open_journal(folder).log()
 
 
 app = application(bill, source=RatedTopic())

@@ -27,9 +27,8 @@ from stateside.billing.model import VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.billing.rating.reports import RatingReport, reports_of
 from stateside.core.layout import Layout, ViewLayout
-from stateside.journal import FileLog
-from stateside.journal.backends.files.segment import DurableEnd
-from stateside.journal.location import open_journal
+from stateside.journal import open_journal
+from stateside.journal.contract import DurableEnd
 from stateside.pipeline.journal_source import JournalSource, JournalStreamReader, OffsetRange
 from stateside.pipeline.sources import JournalEvents, Reading
 
@@ -63,7 +62,7 @@ class Rater:
 
     def rows(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of one task's range; `mark` as in `Journal.batches`."""
-        journal = FileLog(self.journal)
+        journal = open_journal(self.journal).log()
         batches = journal.batches(start, stop, mark)
         tables = (events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)
         yield from self.rated(tables, journal.id())
@@ -87,7 +86,7 @@ class Rater:
 @lru_cache(_KEEPERS_MAX)
 def _keeper(journal: Path, journal_id: str, book: Path) -> BookKeeper:
     """One keeper per process. Another journal in the same folder has another id, and so another keeper."""
-    return BookKeeper(open_journal(journal), book)
+    return BookKeeper(open_journal(journal).log(), book)
 
 
 def _larger(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -33,7 +33,7 @@ from stateside.billing.book.accounts import NONE
 from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Bools, Longs
 from stateside.billing.model import ASSIGN, CLOCK, FUTURE_US_MAX, NAMED_TYPES, PLAN, QUANTITY_MAX, USAGE_TYPES
-from stateside.journal import FileLog
+from stateside.journal import Log
 from stateside.journal.payload import payload_columns
 
 _HOURS: Final = FUTURE_US_MAX // 3_600_000_000
@@ -209,7 +209,7 @@ def is_bad(rated: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(pc.not_equal(rated["reason"], REFERENCE), False)
 
 
-def events_table(journal: FileLog, start: int, stop: int) -> pa.Table:
+def events_table(journal: Log, start: int, stop: int) -> pa.Table:
     """The events with offsets start <= offset < stop, as input for `rate`."""
     batches = journal.batches(start, stop)
     return joined(events_of(batch, np.arange(first, first + batch.num_rows)) for first, batch in batches)

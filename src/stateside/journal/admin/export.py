@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from stateside.core.errors import PositionAhead, RequestInvalid
 from stateside.core.positions import Position
 from stateside.core.storage import sync_directory
-from stateside.journal.backends.files.file_journal import Stream
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA, decode
+from stateside.journal.contract import Journal
 from stateside.journal.event import TIME_US_MAX, TIME_US_MIN, Event, json_bytes
 from stateside.journal.json_lines import fields_of
 from stateside.journal.queries import FoundEvent, Queries, Query
@@ -66,7 +66,7 @@ class Selection:
             found = takewhile(lambda one: stop.covers(one.position), found)
         return (one for one in found if self._has(one.event))
 
-    def batches(self, stream: Stream) -> Iterator[tuple[str, Offsets, pa.RecordBatch]]:
+    def batches(self, stream: Journal) -> Iterator[tuple[str, Offsets, pa.RecordBatch]]:
         """The present events as stored, in batches: partition, offsets, events.
 
         Batches may be empty. Scans the whole range, whatever the selection, at some millions of events per second.
@@ -81,7 +81,7 @@ class Selection:
                 rows = np.flatnonzero(wanted)
                 yield partition, rows + first, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
 
-    def range(self, stream: Stream) -> tuple[Position, Position]:
+    def range(self, stream: Journal) -> tuple[Position, Position]:
         """The range of positions; PositionAhead or RequestInvalid if the journal has no such range."""
         end = stream.end()
         stop = self.stop or end
@@ -149,13 +149,15 @@ def nobody(offset: int, stop: int) -> None:
     """A watch that does nothing."""
 
 
-def export(stream: Stream, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
+def export(stream: Journal, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:
     """Write the selected events to a file, atomically, replacing an old one."""
     with _whole_file(target) as file:
         return export_to(stream, selection, file, format, watch)
 
 
-def export_to(stream: Stream, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody) -> Exported:
+def export_to(
+    stream: Journal, selection: Selection, file: IO[bytes], format: Format, watch: Watch = nobody
+) -> Exported:
     """Write the selected events to an open file or pipe."""
     start, stop = selection.range(stream)
     write = _write_lines if format == "jsonl" else _write_parquet
@@ -164,7 +166,7 @@ def export_to(stream: Stream, selection: Selection, file: IO[bytes], format: For
 
 
 def _watched(
-    selection: Selection, stream: Stream, start: Position, stop: Position, watch: Watch
+    selection: Selection, stream: Journal, start: Position, stop: Position, watch: Watch
 ) -> Iterator[pa.RecordBatch]:
     """The batches preceded by their places; reports progress to `watch`."""
     reached, total = start, stop.events() - start.events()

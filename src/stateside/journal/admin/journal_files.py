@@ -21,8 +21,8 @@ from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.backends.nodes import MergedJournal
 from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.backends.nodes.partition import MERGED, without_sources
-from stateside.journal.backends.nodes.stored_stream import is_merged
 from stateside.journal.columns import conformed
+from stateside.journal.location import is_merged
 from stateside.journal.queries import Queries, QueryViews
 
 

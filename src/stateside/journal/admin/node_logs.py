@@ -106,7 +106,7 @@ def _statistics(place: JournalFiles) -> NodeStatistics:
 
 
 def _logs(directory: Path, stream: MergedJournal) -> Iterator[LogStatistics]:
-    done = stream.sources().done  # before the ends, so that `merged` never exceeds a log's end
+    done = stream.merged().done  # before the ends, so that `merged` never exceeds a log's end
     for name, log in node_logs(directory).items():
         sizes = (path.stat().st_size for path in _segments(log.directory))
         end, begin = log.durable_end().offset, log.begin()[PARTITION]
@@ -146,7 +146,7 @@ class _NodeVerification:
 
     def run(self) -> VerificationResult:
         with suppress(JournalCorrupt):  # found again, and reported, by the verification of its part
-            self._done = self._stream.sources().done
+            self._done = self._stream.merged().done
             ends = (log.durable_end().offset for log in self._logs.values())
             self._total = self._stream.end().events() + sum(ends)
         for name, part in self._place.partitions().items():

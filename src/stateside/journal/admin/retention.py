@@ -306,7 +306,7 @@ def trim(folder: Path, appended_before_us: int | None = None) -> dict[str, Dropp
             where=str(folder),
             next_step="Start `stateside journal merge` first",
         )
-    done, dropped = stream.sources().done, {}
+    done, dropped = stream.merged().done, {}
     errors: list[StatesideError] = []
     for name, log in node_logs(folder).items():
         place = JournalFiles(log.directory)

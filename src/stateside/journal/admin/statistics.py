@@ -11,7 +11,6 @@ from stateside.core.positions import Position
 from stateside.journal.admin.index_check import covered
 from stateside.journal.admin.journal_files import JournalFiles, undisturbed
 from stateside.journal.backends.files import segment
-from stateside.journal.backends.files.file_journal import begin as begin_of
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.queries import QueryViews
@@ -73,7 +72,7 @@ def _statistics(place: JournalFiles) -> Statistics:
 def tags(views: QueryViews, prefix: str = "") -> dict[str, int]:
     """All tags with a prefix by name, with their numbers of events. Memory: the tags, not the events."""
     stream = views.stream
-    begin, end = begin_of(stream), stream.end()
+    begin, end = stream.begin(), stream.end()
     found, known = _known_tags(views, prefix)
     for partition in stream.partitions():
         start = min(max(known[partition], begin[partition]), end[partition])

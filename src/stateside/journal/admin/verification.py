@@ -33,11 +33,10 @@ from stateside.journal.admin.findings import Findings, VerificationResult
 from stateside.journal.admin.index_check import LogCheck, SummaryCheck
 from stateside.journal.admin.journal_files import JournalFiles
 from stateside.journal.backends.files import retention_base, segment
-from stateside.journal.backends.files.file_journal import Stream, located
-from stateside.journal.backends.files.file_journal import begin as begin_of
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import PARTITION, DurableEnd, Segment
 from stateside.journal.columns import conformed
+from stateside.journal.contract import Journal
 
 Watch = Callable[[int, int], None]
 
@@ -229,17 +228,17 @@ class Verification:
             )
 
 
-def verify_stream(stream: Stream, watch: Watch = nobody) -> VerificationResult:
+def verify_stream(stream: Journal, watch: Watch = nobody) -> VerificationResult:
     """Read every partition up to its present end. Reports to `watch` the number of offsets read, and the total."""
     findings = Findings()
     verdict = VerificationResult(findings)
-    begin, end = begin_of(stream), stream.end()
+    begin, end = stream.begin(), stream.end()
     reached, total = begin, end.events() - begin.events()
     for partition in stream.partitions():
         findings.where = f"partition {partition}"
         log = LogCheck(findings, None if begin[partition] else {})
         try:
-            for offsets, batch in located(stream, partition, begin[partition], end[partition]):
+            for offsets, batch in stream.located(partition, begin[partition], end[partition]):
                 log.take(offsets, batch)
                 verdict.events += batch.num_rows
                 reached = reached.joined(Position.of({partition: int(offsets[-1]) + 1}))

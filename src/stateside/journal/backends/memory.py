@@ -9,8 +9,7 @@ assert [event.sequence for event in journal.events()] == [1]
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,18 +17,18 @@ import pyarrow as pa
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import PositionInvalid
 from stateside.core.positions import Position
+from stateside.journal.append_batch import EventPlace
 from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.columns import decode
-from stateside.journal.event import Event
+from stateside.journal.contract import Journal
 from stateside.journal.upcasters import Upcasters
-from stateside.journal.writer import Appending
+from stateside.journal.writer import LogWriter, Names, OneLog, Result
 
 
-class MemoryJournal:
-    """Reads as `Journal` does. Any number of writers, in any threads, append in turns."""
+class MemoryJournal(Journal):
+    """Any number of writers, in any threads, append in turns."""
 
     def __init__(self, *, upcasters: Upcasters | None = None) -> None:
-        self._upcasters = upcasters or Upcasters()
+        self.upcasters = upcasters or Upcasters()
         self._id: str | None = None
         self._batches: list[tuple[int, pa.RecordBatch]] = []
         self._end = 0
@@ -37,7 +36,11 @@ class MemoryJournal:
         self._offsets: dict[str, int] = {}
         self._lasts: dict[str, int] = {}
 
-    def writer(self, clock: Clock | None = None) -> MemoryWriter:
+    @property
+    def where(self) -> str:
+        return "memory"
+
+    def writer(self, *, clock: Clock | None = None, known: str | None = None) -> MemoryWriter:
         self._id = self._id or str(uuid4())
         return MemoryWriter(self, clock or SystemClock())
 
@@ -46,22 +49,12 @@ class MemoryJournal:
         return self._id
 
     def end(self) -> Position:
-        """The position after the last event."""
         return Position.of({PARTITION: self._end})
 
-    def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
-        """The events from one position up to another (the end by default), in order."""
-        first = 0 if start is None else start[PARTITION]
-        for _, batch in self.batches(first, (stop or self.end())[PARTITION]):
-            yield from self._upcasters.all(decode(batch))
+    def partitions(self) -> Sequence[str]:
+        return (PARTITION,)
 
-    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """The events whose ids are not in the journal from a position on."""
-        there = {event.id for event in self.events(since)}
-        return [event for event in events if event.id not in there]
-
-    def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, each batch with the offset of its first event."""
+    def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         if not 0 <= start <= stop <= self._end:
             raise PositionInvalid(
                 f"Offsets {start} to {stop} do not lie in this journal, which ends at {self._end}",
@@ -73,7 +66,7 @@ class MemoryJournal:
                 yield begin, batch.slice(begin - first, end - begin)
 
 
-class MemoryWriter(Appending):
+class MemoryWriter(LogWriter):
     def __init__(self, journal: MemoryJournal, clock: Clock) -> None:
         super().__init__(clock)
         self._journal = journal
@@ -81,36 +74,34 @@ class MemoryWriter(Appending):
     def close(self) -> None:
         """Nothing to release."""
 
-    def __enter__(self) -> MemoryWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     @property
-    def _offset(self) -> int:
-        return self._journal._end
+    def end(self) -> Position:
+        return self._journal.end()
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _in_turn(self, act: Callable[[], Result], names: Names) -> Result:
         with self._journal._appending:
-            yield
+            return act()
 
-    def _store(self, batch: pa.RecordBatch) -> None:
-        journal = self._journal
-        for offset, id_ in enumerate(batch.column("id").to_pylist(), journal._end):
+    def _check_since(self, since: Position) -> None:
+        for _ in self._journal.batches(PARTITION, since[PARTITION], self._journal._end):  # PositionInvalid
+            break
+
+    def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> OneLog:
+        journal, first = self._journal, self._journal._end
+        for offset, id_ in enumerate(batch.column("id").to_pylist(), first):
             journal._offsets.setdefault(id_, offset)
-        journal._batches.append((journal._end, batch))
+        journal._batches.append((first, batch))
         journal._end += batch.num_rows
+        journal._lasts.update(lasts)
+        return OneLog(PARTITION, first)
 
-    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return self._journal.batches(start, stop)
+    def _read(self, log: str, start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+        for first, batch in self._journal.batches(log, start, stop):
+            yield range(first, first + batch.num_rows), batch
 
-    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
-        return [self._journal._offsets.get(id_) for id_ in ids]
+    def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
+        offsets = map(self._journal._offsets.get, ids)
+        return [None if offset is None else EventPlace(PARTITION, offset) for offset in offsets]
 
-    def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
+    def _lasts(self, entities: Sequence[str]) -> list[int]:
         return [self._journal._lasts.get(entity, 0) for entity in entities]
-
-    def _note(self, lasts: Mapping[str, int]) -> None:
-        self._journal._lasts.update(lasts)

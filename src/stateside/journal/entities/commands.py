@@ -39,7 +39,6 @@ import orjson
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, EventsGone, JournalCorrupt, NotFreshEnough, SequenceConflict
-from stateside.journal.backends.files.file_journal import Tailed, begin
 from stateside.journal.columns import decode, encode
 from stateside.journal.entities.entity import Command, Entity, NewEvent, State
 from stateside.journal.entities.snapshots import PLAIN, EntitySnapshot, Snapshots, Whose
@@ -110,7 +109,7 @@ class Replay(Generic[State, Command]):
 
         NotFreshEnough if the stream does not reach the sequence in time, EventsGone if retention dropped events.
         """
-        trimmed = bool(begin(self._queries.stream).parts)
+        trimmed = bool(self._queries.stream.begin().parts)
         deadline_s = time.monotonic() + (GONE_S_MAX if trimmed else WAIT_S_MAX)
         image, reached = self._begin(entity, at_hand, sequence), sequence == 0
         while not reached:
@@ -161,7 +160,7 @@ class Replay(Generic[State, Command]):
 
         EventsGone if retention has dropped events that the image lacks.
         """
-        begin_at = begin(self._queries.stream)
+        begin_at = self._queries.stream.begin()
         found = map(_untimed, self._events(entity, max(1, image.sequence), sequence))
         head = next(found, None)
         if begin_at.parts and _is_next(entity, image.sequence, head, sequence):  # and the image's last event is gone
@@ -178,10 +177,10 @@ class Replay(Generic[State, Command]):
     def _events(self, entity: str, first: int, last: int) -> Iterator[Event]:
         """The stream's events, then those from the tail of its logs."""
         stream = self._queries.stream
-        for found in self._queries.entity(entity, first, last).current(begin(stream)):
+        for found in self._queries.entity(entity, first, last).current(stream.begin()):
             yield found.event
             first = (found.event.sequence or 0) + 1
-        if first <= last and isinstance(stream, Tailed):
+        if first <= last:
             yield from map(self._queries.upcast, stream.tail(entity, first, last))
 
     def _snapshot(self, entity: str) -> Image[State] | None:
@@ -281,7 +280,7 @@ class Entities(Generic[State, Command]):
 
     In a process an entity's commands wait for each other, so `decide` must not call `ask`. Memory: the states of
     `active_max` entities and, during a replay, the memory of one query. A replay is fast if the views are near the
-    stream's end: let a process follow it (`Views.keep_following`). Snapshots are optional, and taken every
+    stream's end: let a process follow it (`QueryViews.keep_following`). Snapshots are optional, and taken every
     `snapshot_every` events.
     """
 

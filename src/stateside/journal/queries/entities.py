@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stateside.core.errors import NotFreshEnough
 from stateside.core.positions import Position
-from stateside.journal.backends.files.file_journal import Stream, located
+from stateside.journal.contract import Journal
 from stateside.journal.queries.format import ENTITY, ViewsDamaged, term_key
 from stateside.journal.queries.query_reader import Walker
 from stateside.journal.queries.query_views import QueryViews
@@ -35,7 +35,7 @@ class EntityIds:
     at the time of the call, and perhaps later ones.
     """
 
-    def __init__(self, stream: Stream, views: QueryViews, prefix: str, after: str | None) -> None:
+    def __init__(self, stream: Journal, views: QueryViews, prefix: str, after: str | None) -> None:
         self._stream, self._views, self._prefix, self._after = stream, views, prefix, after
 
     def current(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ class EntityIds:
 class _Tail:
     """The ids in the part of the stream beyond the views when the query began."""
 
-    def __init__(self, stream: Stream, views: QueryViews, prefix: str) -> None:
+    def __init__(self, stream: Journal, views: QueryViews, prefix: str) -> None:
         self._stream, self._views, self._prefix = stream, views, prefix
         self._end, self._covered = stream.end(), views.position()
         self._ids: list[Key] | None = None
@@ -93,7 +93,7 @@ class _Tail:
         bound: bytes | None = None  # the last key held, once there are too many
         for partition in self._stream.partitions():
             start = min(self._covered[partition], self._end[partition])
-            for _, batch in located(self._stream, partition, start, self._end[partition]):
+            for _, batch in self._stream.located(partition, start, self._end[partition]):
                 names = pc.unique(batch.column("entity")).to_pylist()
                 wanted = (key for key in map(_key, names) if key[0] > begin and key[1].startswith(self._prefix))
                 found.update(key for key in wanted if bound is None or key[0] < bound)
@@ -127,7 +127,7 @@ class BirthWalk(Walker[FirstEvent]):
     Beyond the end of the views the reader remembers up to `NEW_IDS_MAX` new entities, until the views follow.
     """
 
-    def __init__(self, stream: Stream, views: QueryViews, prefix: str, start: Position | None) -> None:
+    def __init__(self, stream: Journal, views: QueryViews, prefix: str, start: Position | None) -> None:
         super().__init__(stream, views, start)
         self._prefix = prefix
         self._seen: dict[str, _Seen] = {}  # by partition
@@ -150,7 +150,7 @@ class BirthWalk(Walker[FirstEvent]):
         seen = self._seen.get(partition)
         if seen is None or seen.read != at or covered < seen.since:
             seen = self._seen[partition] = _Seen(covered, min(covered, at))
-        for offsets, batch in located(self._stream, partition, seen.read, stop):
+        for offsets, batch in self._stream.located(partition, seen.read, stop):
             new = self._new(partition, offsets.tolist(), batch.column("entity").to_pylist(), seen)
             if new is None:
                 return

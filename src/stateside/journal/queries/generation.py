@@ -154,7 +154,7 @@ def _unusable(path: Path, error: Exception, *, create: bool) -> Exception:
         return ViewsBusy(
             "These views are open in this process already",
             where=str(path),
-            next_step="Share the one `Views` among all who ask: LMDB opens a file once in a process",
+            next_step="Share the one `QueryViews` among all who ask: LMDB opens a file once in a process",
         )
     return _unwritable(path, error) if create else ViewsDamaged(str(error))
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from stateside.core.errors import RequestInvalid
 from stateside.core.positions import OFFSET_MAX, Position
-from stateside.journal.backends.files.file_journal import Stream
+from stateside.journal.contract import Journal
 from stateside.journal.event import Event
 from stateside.journal.queries.entities import BirthWalk, EntityIds, FirstEvent
 from stateside.journal.queries.predicate import (
@@ -39,7 +39,7 @@ class Query(Generic[Item]):
     query resumes, in any process. PositionAhead if the stream ends before a start.
     """
 
-    def __init__(self, stream: Stream, begin: Callable[[Position | None], Walker[Item]]) -> None:
+    def __init__(self, stream: Journal, begin: Callable[[Position | None], Walker[Item]]) -> None:
         self._stream, self._begin = stream, begin
 
     def current(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Item]:
@@ -101,11 +101,11 @@ class Queries:
     every read. There is no order between the events of two partitions; `current` reads one partition after the other.
     """
 
-    def __init__(self, stream: Stream, views: QueryViews, upcasters: Upcasters | None = None) -> None:
+    def __init__(self, stream: Journal, views: QueryViews, upcasters: Upcasters | None = None) -> None:
         self._stream, self._views, self._upcasters = stream, views, upcasters
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> Journal:
         return self._stream
 
     def upcast(self, event: Event) -> Event:

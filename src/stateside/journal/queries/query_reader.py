@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from stateside.core.errors import EventsGone, JournalAway, PositionAhead
 from stateside.core.positions import Position
-from stateside.journal.backends.files.file_journal import Stream, begin, gather, located
 from stateside.journal.columns import decode
+from stateside.journal.contract import Journal
 from stateside.journal.event import Event
 from stateside.journal.queries.format import Offsets, ViewsDamaged
 from stateside.journal.queries.indexer import numbered
@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 class Walker(ABC, Generic[Item]):
     """A cursor over a stream. Not for two threads at the same time."""
 
-    def __init__(self, stream: Stream, views: QueryViews, start: Position | None) -> None:
+    def __init__(self, stream: Journal, views: QueryViews, start: Position | None) -> None:
         """PositionAhead if the stream ends before `start`, EventsGone if retention has dropped events after `start`."""
         self._stream, self._views = stream, views
         self._at = dict((start or Position.start()).parts)
@@ -42,12 +42,12 @@ class Walker(ABC, Generic[Item]):
                 f"The position {start} lies beyond the end of this stream, {stream.end()}",
                 next_step="It is of another stream, or of one that was replaced: begin again",
             )
-        for partition, offset in begin(stream).parts:
+        for partition, offset in stream.begin().parts:
             if self._at.get(partition, 0) < offset:
                 raise EventsGone(
                     f"The events at {partition}:{self._at.get(partition, 0)} to {partition}:{offset - 1} are gone",
                     where=f"the stream {self._id}",
-                    next_step=f"Start at {begin(stream)} to do without them, or bring them back from a copy",
+                    next_step=f"Start at {stream.begin()} to do without them, or bring them back from a copy",
                 )
 
     @property
@@ -119,7 +119,7 @@ class Walk(Walker[FoundEvent]):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Journal,
         views: QueryViews,
         question: EventQuery,
         start: Position | None,
@@ -148,7 +148,7 @@ class Walk(Walker[FoundEvent]):
         return range(at, stop)
 
     def _by_places(self, partition: str, places: Postings) -> Iterator[tuple[Page, int]]:
-        for offsets, batch in gather(self._stream, partition, places.offsets):
+        for offsets, batch in self._stream.gather(partition, places.offsets):
             if not np.all(self._question.matches(batch)):
                 self._views.condemn(f"an event at {partition}:{offsets[0]} or soon after is not what they say of it")
                 return
@@ -156,7 +156,7 @@ class Walk(Walker[FoundEvent]):
         yield [], places.behind
 
     def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
-        for offsets, batch in located(self._stream, partition, places.start, places.stop):
+        for offsets, batch in self._stream.located(partition, places.start, places.stop):
             rows = np.flatnonzero(self._question.matches(batch))
             yield from self._paged(partition, offsets[rows], _taken(batch, rows))
             yield [], int(offsets[-1]) + 1
@@ -182,7 +182,7 @@ class EntityWalk(Walk):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Journal,
         views: QueryViews,
         entity: EntityEvents,
         start: Position | None,
@@ -204,8 +204,8 @@ class EntityWalk(Walk):
         for partition in self._stream.partitions():
             covered, known = self._known(partition)
             last = max(last, known)
-            start = max(min(covered, end[partition]), begin(self._stream)[partition])
-            for _, batch in located(self._stream, partition, start, end[partition]):
+            start = max(min(covered, end[partition]), self._stream.begin()[partition])
+            for _, batch in self._stream.located(partition, start, end[partition]):
                 for given in batch.filter(pa.array(self._question.matches(batch)))["sequence"].to_pylist():
                     last = numbered(given, last) or last
         return last
@@ -220,7 +220,7 @@ class EntityWalk(Walk):
             pass
         if partition not in self._numbered or self._numbered[partition][0] != at:
             covered, last = self._known(partition)
-            first = begin(self._stream)[partition]  # from here on every event has its own sequence
+            first = self._stream.begin()[partition]  # from here on every event has its own sequence
             self._numbered[partition] = (max(covered, first), last) if covered <= at else (first, 0)
         return range(at, stop)
 
@@ -236,7 +236,7 @@ class EntityWalk(Walk):
     def _by_places(self, partition: str, places: Postings) -> Iterator[tuple[Page, int]]:
         assert places.sequences is not None, "an entity's places are numbered"
         at = 0
-        for offsets, batch in gather(self._stream, partition, places.offsets):
+        for offsets, batch in self._stream.gather(partition, places.offsets):
             sequences = places.sequences[at : at + len(offsets)]
             at += len(offsets)
             if not np.all(self._question.matches(batch)) or not _are(batch, sequences):
@@ -247,7 +247,7 @@ class EntityWalk(Walk):
 
     def _by_range(self, partition: str, places: range) -> Iterator[tuple[Page, int]]:
         start, last = self._numbered[partition]
-        for offsets, batch in located(self._stream, partition, start, places.stop):
+        for offsets, batch in self._stream.located(partition, start, places.stop):
             rows, sequences = [], []
             matching = np.flatnonzero(self._question.matches(batch))
             for row, given in zip(matching.tolist(), batch["sequence"].take(matching).to_pylist(), strict=True):

@@ -28,9 +28,9 @@ import pyarrow as pa
 from stateside.core.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.core.positions import Position
 from stateside.core.storage import try_lock
-from stateside.journal.backends.files.file_journal import Stream, begin, gather, located
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA
+from stateside.journal.contract import Journal
 from stateside.journal.queries import generation as generations
 from stateside.journal.queries.format import ViewsDamaged, ViewsState
 from stateside.journal.queries.generation import Generation
@@ -53,7 +53,7 @@ class Portion:
     batch: pa.RecordBatch
 
 
-def portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[Portion]:
+def portions(stream: Journal, partition: str, start: int, stop: int) -> Iterator[Portion]:
     """The events in portions of one transaction each, with the columns that the views need.
 
     The last portion reaches `stop`, and may be empty: a stream may have a gap there.
@@ -61,7 +61,7 @@ def portions(stream: Stream, partition: str, start: int, stop: int) -> Iterator[
     waiting: list[pa.RecordBatch] = []
     places: list[Offsets] = []
     rows = size = 0
-    for offsets, batch in located(stream, partition, start, stop):
+    for offsets, batch in stream.located(partition, start, stop):
         for low in range(0, batch.num_rows, TRANSACTION_EVENTS):
             waiting.append(batch.select(_COLUMNS).slice(low, TRANSACTION_EVENTS))
             places.append(offsets[low : low + TRANSACTION_EVENTS])
@@ -112,7 +112,7 @@ class QueryViews:
     No fault of the folder is an error for a query: missing parts are read from the stream.
     """
 
-    def __init__(self, stream: Stream, folder: Path) -> None:
+    def __init__(self, stream: Journal, folder: Path) -> None:
         self.stream, self.folder = stream, folder
         self._generation: Generation | None = None
         self._borne_out: tuple[Path, Position] | None = None  # the views checked against the stream, and their position
@@ -261,8 +261,8 @@ class QueryViews:
     def _is_borne_out(self, state: ViewsState) -> bool:
         """Whether the last events of the views are in the stream, too."""
         for partition, offset, id_ in zip(state.partitions, state.offsets, state.last_ids, strict=True):
-            there = offset > begin(self.stream)[partition]  # else retention has dropped it
-            for _, batch in gather(self.stream, partition, np.array([offset - 1])) if there else ():
+            there = offset > self.stream.begin()[partition]  # else retention has dropped it
+            for _, batch in self.stream.gather(partition, np.array([offset - 1])) if there else ():
                 if batch.column("id").to_pylist() != [id_]:
                     return False
         return True
@@ -297,7 +297,7 @@ class QueryViews:
             raise ViewsDamaged("the views are of another stream than the one that is there now")
         for partition in self.stream.partitions():
             covered = state.covers(partition)
-            start = max(covered, begin(self.stream)[partition])
+            start = max(covered, self.stream.begin()[partition])
             if covered and start > covered:  # Kafka's retention does not ask
                 raise ViewsDamaged(f"events from {partition}:{covered} on were deleted before the views had them")
             for portion in portions(self.stream, partition, start, end[partition]):

@@ -64,9 +64,9 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
-from stateside.journal import FileLog, JournalWriter
-from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal import Log, Writer, open_journal
 from stateside.journal.columns import SCHEMA as EVENT_SCHEMA
+from stateside.journal.contract import PARTITION
 from stateside.journal.event import Event, fault
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
@@ -185,7 +185,8 @@ def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
 def _open(context: SinkContext, on_step: OnStep) -> JournalSink:
     check_columns(context.view, context.schema)
     places = context.layout.view(context.view)
-    mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), FileLog(context.layout.journal))
+    log = open_journal(context.layout.journal).log()
+    mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), log)
     mark.begin()
     return JournalSink(context.layout, mark, on_step)
 
@@ -206,7 +207,7 @@ class MarkFile:
 
     path: Path
     checkpoint: Checkpoint
-    journal: FileLog
+    journal: Log
 
     def begin(self) -> None:
         """For a new query, record the journal's end: a query that has not begun has emitted nothing.
@@ -222,7 +223,7 @@ class MarkFile:
                 next_step=f"Nothing was emitted. Bring the checkpoint back, or delete {self.path} to emit all again",
             )
         if query is None:
-            self.write(JournalMark(since=self.journal.end()[PARTITION], journal=self.journal.id()))
+            self.write(JournalMark(since=self.journal.end().one(), journal=self.journal.id()))
 
     def write(self, mark: JournalMark) -> None:
         """Write the mark durably."""
@@ -238,14 +239,14 @@ class MarkFile:
     def since(self, batch: int) -> Position:
         """The position before a batch's events: the mark's, if it fits this journal and batch, else the start."""
         mark = self.read()
-        known = mark.journal == self.journal.id() and mark.since <= self.journal.end()[PARTITION]
-        return Position.of({PARTITION: mark.since if known and batch >= mark.batch else 0})
+        known = mark.journal == self.journal.id() and mark.since <= self.journal.end().one()
+        return self.journal.in_stamps(Position.of({PARTITION: mark.since if known and batch >= mark.batch else 0}))
 
     def highest(self, query: str) -> int:
         """The highest batch of a query with events in the journal."""
-        mark, end = self.read(), self.journal.end()[PARTITION]
+        mark, end = self.read(), self.journal.end().one()
         found = mark.batch
-        for _, events in self.journal.batches(self.since(mark.batch)[PARTITION], end):
+        for _, events in self.journal.batches(self.since(mark.batch).one(), end):
             ids = events.column("id")
             for id_ in ids.filter(pc.starts_with(ids, f"{query}/")).to_pylist():
                 found = max(found, batch_of(id_))
@@ -259,7 +260,7 @@ class JournalSink:
         self._folder = layout.journal
         self._mark = mark
         self._on_step = on_step
-        self._writer: JournalWriter | None = None
+        self._writer: Writer | None = None
         self._query: str | None = None
         self._highest = -1  # the highest begun batch of that query
 
@@ -293,20 +294,20 @@ class JournalSink:
         self._highest = max(self._highest, batch.batch)
         return new
 
-    def _note(self, batch: int, writer: JournalWriter, new: bool) -> None:
+    def _note(self, batch: int, writer: Writer, new: bool) -> None:
         """Step 3: write the mark, or advance it."""
         mark = self._mark.read()
         if mark.query is None:
-            since = self._mark.since(batch)[PARTITION]
+            since = self._mark.since(batch).one()
             self._mark.write(JournalMark(self._mark.checkpoint.query_id(), self._mark.journal.id(), since, mark.batch))
-        elif new and writer.end[PARTITION] - mark.since >= LOOK_EVENTS_MAX:
-            self._mark.write(JournalMark(mark.query, self._mark.journal.id(), writer.end[PARTITION], batch))
+        elif new and writer.end.one() - mark.since >= LOOK_EVENTS_MAX:
+            self._mark.write(JournalMark(mark.query, self._mark.journal.id(), writer.end.one(), batch))
 
     @contextmanager
-    def _writing(self) -> Iterator[JournalWriter]:
+    def _writing(self) -> Iterator[Writer]:
         """The writer, reopened after any error; SinkAway if waiting or a repair helps."""
         try:
-            self._writer = self._writer or JournalWriter(self._folder)
+            self._writer = self._writer or open_journal(self._folder).writer()
             yield self._writer
         except (JournalLocked, OperatingError) as error:
             self._close()
@@ -321,7 +322,7 @@ class JournalSink:
             writer.close()
 
 
-def _append(writer: JournalWriter, events: list[Event], since: Position | None) -> None:
+def _append(writer: Writer, events: list[Event], since: Position | None) -> None:
     """Step 4, for one group; with `since`, some of the events may be stored."""
     if since is None:
         writer.append(events, compare_ids=False)  # ids contain the number of a new batch

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stateside.core.errors import StatesideError
-from stateside.journal.backends.files.file_writer import NODES
 from stateside.journal.backends.nodes import MergedJournal
-from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.location import is_merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +26,15 @@ class MergeCondition:
 
 def merge_condition(journal: Path, now_us: int) -> MergeCondition | None:
     """The condition of the journal in this folder; None without nodes. Reads only end marks and last frames."""
-    if not (journal / NODES).is_dir():
-        return None
     try:
-        return _condition(journal, now_us)
+        return _condition(journal, now_us) if is_merged(journal) else None
     except (OSError, StatesideError):
         return MergeCondition(trouble=True)
 
 
 def _condition(journal: Path, now_us: int) -> MergeCondition:
     stream = MergedJournal(journal)
-    stalled, done = stream.stalled(), stream.sources().done
-    behind = {name: log.durable_end().offset - done[name] for name, log in node_logs(journal).items()}
+    stalled, done = stream.stalled(), stream.merged().done
+    behind = {name: end - done[name] for name, end in stream.log_ends().items()}
     since_us = min((gap.since_us for gap in stalled.shown), default=now_us)
     return MergeCondition(stalled.count, max(0, now_us - since_us) / 1_000_000, behind)

@@ -32,10 +32,9 @@ import pyarrow.parquet as pq
 from stateside.archive.table_reader import DataFile, FollowedTable
 from stateside.core.errors import StatesideError
 from stateside.core.layout import Layout, ViewLayout
-from stateside.journal.backends.files.file_log import FileLog
-from stateside.journal.backends.files.segment import DurableEnd
+from stateside.journal import Log, open_journal
 from stateside.journal.backends.kafka.topic_folder import address_in
-from stateside.journal.location import open_journal
+from stateside.journal.contract import DurableEnd
 from stateside.serving.health.condition import ViewCondition, conditions
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
@@ -110,10 +109,14 @@ OLD_S: Final = 5.0
 Document = dict[str, Any]
 
 
+def _log(folder: Path) -> Log:
+    return open_journal(folder).log()
+
+
 class JournalEnd:
     """The end of one folder's journal. Thread-safe."""
 
-    def __init__(self, folder: Path, open_: Callable[[Path], FileLog] = open_journal) -> None:
+    def __init__(self, folder: Path, open_: Callable[[Path], Log] = _log) -> None:
         self._folder, self._open = folder, open_
         self._lock = threading.Lock()
         self._topic: tuple[str, TopicEnd] | None = None
@@ -136,9 +139,9 @@ class JournalEnd:
 class TopicEnd:
     """The end of a topic. The first call opens the journal."""
 
-    def __init__(self, open_: Callable[[], FileLog]) -> None:
+    def __init__(self, open_: Callable[[], Log]) -> None:
         self._open = open_
-        self._journal: FileLog | None = None
+        self._journal: Log | None = None
         self._told = threading.Condition()
         self._asking, self._asked_s, self._told_s = False, float("-inf"), float("-inf")
         self._document = _on_kafka(None, None)

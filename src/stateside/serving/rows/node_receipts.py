@@ -15,10 +15,9 @@ from typing import Any
 
 from stateside.core.errors import PositionAhead, StatesideError
 from stateside.core.positions import Position
+from stateside.journal import open_journal
 from stateside.journal.backends.nodes import MergedJournal
-from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.backends.nodes.receipts import Wanted
-from stateside.journal.backends.nodes.stored_stream import StoredStream, is_merged
 
 LOOK_S = 0.1  # delay before the first lookup of an uncovered receipt, and between lookups
 
@@ -73,10 +72,11 @@ def sought(folder: Path, position: Position) -> Sought | None:
 
     PositionAhead if a log or the stream ends before the position.
     """
-    if not is_merged(folder):
+    journal = open_journal(folder)
+    if not isinstance(journal, MergedJournal):
         return None
-    logs = {name: found.durable_end().offset for name, found in node_logs(folder).items()}
-    ends = StoredStream.at(folder).end().as_dict() | logs
+    logs = journal.log_ends()
+    ends = journal.end().as_dict() | logs
     for name, offset in position.parts:
         if name in ends and offset > ends[name]:
             raise PositionAhead(

@@ -12,7 +12,7 @@ from stateside.core.errors import NotFreshEnough, PositionAhead, StatesideError,
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.journal.backends.files.segment import PARTITION, DurableEnd
+from stateside.journal.contract import PARTITION, DurableEnd
 from stateside.leadership import standing
 from stateside.replica.store import ReplicaReader
 from stateside.serving.health.merge_status import MergeCondition, merge_condition

@@ -1,44 +1,29 @@
 """The append route: events are durable when the route answers, and each event id is stored once.
 
-*Group commit*: requests that arrive while the disk is busy are appended together, with one sync, and each request gets
-its own receipts. The queue is bounded; beyond the bound a request is refused at once, with the advice to retry, and
-nothing of the request is stored.
+Requests that arrive while the disk is busy are stored together, with one sync (`journal.group_commit`), and each
+request gets its own receipts. The number of waiting events is bounded; beyond the bound a request is refused at once,
+with the advice to retry, and nothing of the request is stored.
 
 While the journal's disk is away each append is refused, and the next one tries again. An empty folder in the place of
 the journal, such as an unmounted disk leaves, does not become a new journal: the journal's id is known from the first
-append on, and before that from the checkpoints of the views that have read the journal.
-
-Where the folder's journal is a Kafka topic, the server takes turns as the topic's owner (`kafka.shared_writer`).
+append on, and before that from the notes of the views that have read the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import reduce
 from typing import Any
-from uuid import UUID
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import (
-    EventRefused,
-    IdConflict,
-    RequestInvalid,
-    RouteUnknown,
-    StatesideError,
-    TooManyRequests,
-)
+from stateside.core.errors import EventRefused, RouteUnknown, StatesideError, TooManyRequests
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.core.storage import Storage
-from stateside.journal import FileLog, JournalWriter
-from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.backends.kafka.shared_writer import PlacedWriter
-from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.backends.kafka.topic_folder import placed
-from stateside.journal.backends.nodes.stored_stream import is_merged
+from stateside.journal import Journal, Writer, open_journal
+from stateside.journal.contract import Answer, Appended
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.json_lines import event_of, has_time
 from stateside.journal.payload import DeclaredFields
@@ -46,127 +31,81 @@ from stateside.serving.access.principal import check_appends
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
-from stateside.spark_state.batch_log import Checkpoint
 
 WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
-TOGETHER_EVENTS_MAX = 10_000
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request's events, the ids of those without a given time, and the future of their offsets."""
-
-    events: Sequence[Event]
-    untimed: Collection[str]
-    answer: asyncio.Future[list[int]]
-    loop: asyncio.AbstractEventLoop
-
-    def tell(self, offsets: list[int] | Exception) -> None:
-        """Answer the request, from the appender's thread."""
-        self.loop.call_soon_threadsafe(self._set, offsets)
-
-    def _set(self, offsets: list[int] | Exception) -> None:
-        if self.answer.done():  # the client has left; its events stay stored
-            return
-        if isinstance(offsets, Exception):
-            self.answer.set_exception(offsets)
-        else:
-            self.answer.set_result(offsets)
-
-
 class Appender:
-    """Appends to a folder's journal in a thread, which starts with the first append.
+    """Appends to a folder's journal, opened with the first append. For one event loop.
 
-    The thread ends with the process: a server that stops answers waiting clients first, and a client without an answer
-    sends its events again.
+    Events of a client that has left stay stored; a client without an answer sends its events again.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._changed = threading.Condition()
-        self._waiting: list[_Waiting] = []
-        self._thread: threading.Thread | None = None
-        self._journal_id: UUID | None = None
-        self._topic: Topic | None = None  # set if the journal is on Kafka
+        self._writer: Writer | None = None
+        self._opening: asyncio.Task[Writer] | None = None
+        self._id: str | None = None
+        self._waiting = 0  # events
         self._trouble: str | None = None  # last error logged
 
-    async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> list[int]:
-        """Store the events that are new, each id once, and return the offset of each.
+    async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> list[Position]:
+        """Store the events that are new, each id once, and return the receipt of each.
 
         The journal must accept the events (`event.fault`); `untimed` has the ids of events without a given time.
-        IdConflict if an id belongs to another event, TooManyRequests if the queue is full, JournalAway if the journal
-        cannot be written.
+        IdConflict if an id belongs to another event, TooManyRequests if too many events wait, JournalAway if the
+        journal cannot be written.
         """
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(events, untimed, loop.create_future(), loop)
-        with self._changed:
-            if self._count() + len(events) > WAITING_EVENTS_MAX:
-                raise TooManyRequests(
-                    "Too many events wait to be stored",
-                    next_step="Nothing of this request was stored: send it again in a moment",
-                )
-            self._waiting.append(waiting)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="appender", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-        return await waiting.answer
-
-    def receipt(self, offset: int) -> Position:
-        """The receipt of an event stored at this offset, in the form of stamps' positions."""
-        behind = Position.of({PARTITION: offset + 1})
-        return behind if self._topic is None else self._topic.in_stamps(behind)
-
-    def _count(self) -> int:
-        return sum(len(waiting.events) for waiting in self._waiting)
-
-    def _run(self) -> None:
-        writer: JournalWriter | PlacedWriter | None = None
-        while True:
-            together = self._next()
-            try:
-                writer = writer or self._open()
-                answers = _appended(writer, together)
-            except Exception as error:  # fails these requests; the next append opens a new writer
-                if writer is not None:
-                    writer.close()
-                writer = None
-                self._tell(error)
-                for waiting in together:
-                    waiting.tell(error)
-                continue
-            self._tell(None)
-            for waiting, answer in zip(together, answers, strict=True):
-                waiting.tell(answer)
-
-    def _next(self) -> list[_Waiting]:
-        """Wait for requests, and return those to append together."""
-        with self._changed:
-            while not self._waiting:
-                self._changed.wait()
-            taken = 0
-            for count, waiting in enumerate(self._waiting):
-                if count and taken + len(waiting.events) > TOGETHER_EVENTS_MAX:
-                    break
-                taken += len(waiting.events)
-            else:
-                count = len(self._waiting)
-            together, self._waiting = self._waiting[:count], self._waiting[count:]
-            return together
-
-    def _open(self) -> JournalWriter | PlacedWriter:
-        """A writer of this folder's journal; JournalAway if the journal is not there."""
-        if is_merged(self._layout.journal):
-            raise RequestInvalid(
-                "The events of this folder are written by its nodes",
-                next_step="Append them with a NodeWriter, at the node that has their entity (docs/nodes.md)",
+        if self._waiting + len(events) > WAITING_EVENTS_MAX:
+            raise TooManyRequests(
+                "Too many events wait to be stored",
+                next_step="Nothing of this request was stored: send it again in a moment",
             )
-        self._topic = placed(self._layout.journal) or self._topic
-        if self._topic is not None:
-            return PlacedWriter(self._layout.journal, self._topic)
-        writer = JournalWriter(self._layout.journal, known=self._journal_id or _read_by_views(self._layout))
-        self._journal_id = writer.journal_id
+        self._waiting += len(events)
+        try:
+            appended = await self._append(events, untimed)
+        except EventRefused:
+            raise
+        except Exception as error:
+            self._tell(error)
+            raise
+        finally:
+            self._waiting -= len(events)
+        self._tell(None)
+        return [appended.receipt(number) for number in range(len(events))]
+
+    async def _append(self, events: Sequence[Event], untimed: Collection[str]) -> Appended:
+        writer = self._writer or await self._opened()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+
+        def told(found: Answer) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(_set, answer, found)
+
+        writer.submit(events, told, any_time=untimed)
+        found = await answer
+        if isinstance(found, Appended):
+            return found
+        assert isinstance(found, Exception)
+        if not isinstance(found, EventRefused) and self._writer is writer:
+            self._writer = None  # the next append opens a new one
+            await asyncio.to_thread(writer.close)
+        raise found
+
+    async def _opened(self) -> Writer:
+        """The writer; all who wait for it share one attempt to open it."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
+        self._writer = await asyncio.shield(self._opening)
+        return self._writer
+
+    def _open(self) -> Writer:
+        """A writer of this folder's journal; JournalAway if the journal is not there."""
+        journal = open_journal(self._layout.journal)
+        writer = journal.writer(known=self._id or _read_by_views(self._layout, journal))
+        self._id = journal.id()
         return writer
 
     def _tell(self, error: Exception | None) -> None:
@@ -178,38 +117,18 @@ class Appender:
             log.warning("appending: %s", trouble or "the journal takes events again", exc_info=unexpected)
 
 
-def _appended(writer: JournalWriter | PlacedWriter, together: Sequence[_Waiting]) -> list[list[int] | Exception]:
-    """Store the requests' events as one append; on a conflict one by one, to refuse only the conflicting request."""
-    events = [event for waiting in together for event in waiting.events]
-    timed = {event.id for waiting in together for event in waiting.events if event.id not in waiting.untimed}
-    untimed = {id_ for waiting in together for id_ in waiting.untimed} - timed  # a given time is compared
-    try:
-        place = writer.append_each(events, any_time=untimed).place
-    except IdConflict as conflict:
-        if len(together) == 1:
-            return [conflict]
-        return [answer for waiting in together for answer in _appended(writer, [waiting])]
-    offsets = iter([place(number).offset for number in range(len(events))])
-    return [[next(offsets) for _ in waiting.events] for waiting in together]
+def _set(answer: asyncio.Future[Answer], found: Answer) -> None:
+    if not answer.done():  # else the client has left
+        answer.set_result(found)
 
 
-def _read_by_views(layout: Layout) -> UUID | None:
+def _read_by_views(layout: Layout, journal: Journal) -> str | None:
     """The id of the journal that the folder's views have read, of several the one present; None if none was read."""
-    read = {journal for view in layout.views() for journal in _journals(Storage.at(view.checkpoint_location))}
+    read = {id_ for view in layout.views() if (id_ := view.journal_read()) is not None}
     if not read:
         return None
-    here = FileLog(layout.journal).id()
-    return UUID(here if here in read else min(read))
-
-
-def _journals(storage: Storage) -> Iterator[str]:
-    """The journals that the newest batch of a checkpoint has read."""
-    checkpoint = Checkpoint(storage)
-    try:
-        for batch in checkpoint.commits()[-1:]:
-            yield from checkpoint.journals(batch)
-    except (OSError, StatesideError) as error:  # appending does not depend on the checkpoint
-        log.warning("appending: a view's checkpoint cannot be read: %s", error)
+    here = journal.id()
+    return here if here in read else min(read)
 
 
 EVENTS_MAX = 1_000
@@ -274,8 +193,8 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
         events = _events(request.document(), clock.now_us())
         check_appends(request.holder, events)
         fields.check(events, "request")
-        offsets = await appender.append(events, _untimed(request.document()))
-        return Response({"receipt": appender.receipt(max(offsets)), "receipts": list(map(appender.receipt, offsets))})
+        receipts = await appender.append(events, _untimed(request.document()))
+        return Response({"receipt": reduce(Position.joined, receipts), "receipts": receipts})
 
     return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
 

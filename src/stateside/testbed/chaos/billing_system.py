@@ -25,7 +25,7 @@ from stateside.core.layout import Layout
 from stateside.core.ports import LOOPBACK
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
-from stateside.journal.location import open_journal, open_writer
+from stateside.journal import open_journal
 from stateside.leadership import standing
 from stateside.serving.clients import Client
 from stateside.testbed.chaos.disk import mounted
@@ -99,8 +99,8 @@ class System:
             self.layout.root.mkdir(parents=True, exist_ok=True)
             with self._interrupts.at_once():  # a broker's jars may have to be fetched first
                 self.ground = stack.enter_context(self._prepared())
-            open_writer(self.layout.journal).close()  # a driver does not begin without a journal
-            self.journal = open_journal(self.layout.journal)
+            open_journal(self.layout.journal).writer().close()  # a driver does not begin without a journal
+            self.journal = open_journal(self.layout.journal).log()
             stack.callback(self._stop_parts)
             self._start_drivers()
             self._start_servers()

@@ -22,7 +22,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
 from stateside.core.storage import write_atomically
-from stateside.journal.location import open_journal
+from stateside.journal import open_journal
 from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
 from stateside.testbed.component import Interrupts, Supervised
@@ -152,7 +152,7 @@ class Demo:
                 self._ground = stack.enter_context(
                     prepared(self._layout, self._settings.journal, cluster=self._settings.cluster, tell=self._tell)
                 )
-                self._journal = open_journal(self._layout.journal)
+                self._journal = open_journal(self._layout.journal).log()
                 self._feeder = Feeder(self._generator, self._layout, self._settings.seconds, self._watermark_us)
             stack.callback(self._feeder.close)
             self._pipeline = self._start(stack, "pipeline", "run", self._ground.application, *self._ground.flags)

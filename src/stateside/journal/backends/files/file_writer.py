@@ -27,12 +27,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Final, Literal, get_args
 from uuid import UUID, uuid4
 
@@ -40,15 +39,25 @@ import pyarrow as pa
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
+from stateside.core.positions import Position
 from stateside.core.storage import CLOSED, write_atomically
+from stateside.journal.append_batch import EventPlace
 from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.lock import WAIT_S_MAX, Turns
-from stateside.journal.backends.files.segment import DurableEnd, Frame, Segment, segment_path, write_again, write_all
+from stateside.journal.backends.files.segment import (
+    PARTITION,
+    DurableEnd,
+    Frame,
+    Segment,
+    segment_path,
+    write_again,
+    write_all,
+)
 from stateside.journal.columns import SCHEMA
 from stateside.journal.index import Ids, Sequences
 from stateside.journal.topic_note import check_none
-from stateside.journal.writer import Appending
+from stateside.journal.writer import LogWriter, Names, OneLog, Result
 
 SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 SEGMENT_S_MAX: Final = 86_400.0
@@ -201,7 +210,7 @@ Durability = Literal["synced", "written"]
 _OPEN_AGAIN = "Open the journal again; the same append then stores what of the last one is not stored"
 
 
-class JournalWriter(Appending):
+class JournalWriter(LogWriter):
     """A writer of a journal on files. Any number of writers, in any processes of one machine, append in turns.
 
     How an append becomes durable; a crash between any two steps loses no acknowledged event:
@@ -290,12 +299,6 @@ class JournalWriter(Appending):
                 log.warning("the end mark in %s was not synced: %s", self._directory, error.strerror)
             self._close_all()
 
-    def __enter__(self) -> JournalWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Steps 2, 3 and 7. After any error in a turn, the next turn reads the end again."""
@@ -322,30 +325,45 @@ class JournalWriter(Appending):
             ) from error
 
     @property
-    def _offset(self) -> int:
-        return self._end.offset
+    def end(self) -> Position:
+        return Position.of({PARTITION: self._end.offset})
 
-    def _store(self, batch: pa.RecordBatch) -> None:
-        """Steps 4 to 6, within this writer's turn."""
+    def _in_turn(self, act: Callable[[], Result], names: Names) -> Result:
+        with self._turn():
+            return act()
+
+    def _check_since(self, since: Position) -> None:
+        if since[PARTITION] > self._end.offset:
+            with self._turn():
+                for _ in self._read(PARTITION, since[PARTITION], self._end.offset):  # PositionInvalid
+                    pass
+
+    def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> OneLog:
+        first = self._store_frame(batch)
+        self._sequences.note(lasts, self._end)
+        return OneLog(PARTITION, first)
+
+    def _store_frame(self, batch: pa.RecordBatch) -> int:
+        """Steps 4 to 6, within this writer's turn; returns the offset of the first event."""
         if not self._schema_is_ours or self._rolling.is_due(self._end, self._clock.now_us()):
             self._roll()
         first = self._end.offset
         self._write(segment.pack_frame(self._id, first, batch), batch.num_rows)
         self._publish()
         self._ids.note(batch.column("id").to_pylist(), first, self._end)
+        return first
 
-    def _read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _read(self, log: str, start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
         with self._there():
-            yield from self._journal.batches(start, stop)
+            for first, batch in self._journal.batches(start, stop):
+                yield range(first, first + batch.num_rows), batch
 
-    def _offsets(self, ids: Sequence[str]) -> Sequence[int | None]:
-        return self._ids.offsets(ids, self._end)
+    def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
+        offsets = self._ids.offsets(ids, self._end)
+        return [None if offset is None else EventPlace(PARTITION, offset) for offset in offsets]
 
     def _lasts(self, entities: Sequence[str]) -> Sequence[int]:
         return self._sequences.lasts(entities, self._end)
-
-    def _note(self, lasts: Mapping[str, int]) -> None:
-        self._sequences.note(lasts, self._end)
 
     def _settle(self) -> None:
         """Step 3: read the end, and make sure that nothing unsettled follows."""

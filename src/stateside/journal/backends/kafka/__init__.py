@@ -1,14 +1,13 @@
 """A journal on Kafka: the same contract, on a topic.
 
-    topic = Topic("localhost:9092", "orders")
-    create_topic(topic, partitions=4)                      # once; never by mistake
+    create_topic(topic_at("kafka://localhost:9092/orders"), partitions=4)     # once; never by mistake
 
-    with KafkaWriter(topic, folder / "index") as writer:   # the owner of all partitions, from now on
+    journal = open_journal("kafka://localhost:9092/orders", index=folder / "index")
+    with journal.writer() as writer:                       # the owner of all partitions, from now on
         receipt = writer.append_to("emma", [Event("o-1", "emma", "order", ..., {})], expected_sequence=0)
 
-    journal = KafkaJournal(topic)
     journal.end().covers(receipt.position)                 # True
-    with Views(journal, folder / "views") as views:
+    with QueryViews(journal, folder / "views") as views:
         Queries(journal, views).entity("emma").current()
 
 | module | has |

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from stateside.journal.backends.kafka.kafka_errors import MISSING, MOVING, is_on
 from stateside.journal.backends.kafka.topic import Topic
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._listoffsets import OffsetSpec
 
 Answer = TypeVar("Answer")
@@ -39,7 +41,10 @@ class Admin:
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
-        self._client = topic.admin()
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return self.topic.admin()
 
     def found(self) -> Described | None:
         """The topic; None if there is none. JournalAway if no broker answers."""

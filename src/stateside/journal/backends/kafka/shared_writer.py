@@ -10,7 +10,7 @@ and commands can all append, they take turns by a lock in the folder, as writers
 
 The lock prevents contention; Kafka's fence alone guarantees safety. Where the lock does not reach, as on other machines
 whose file system has no such locks, a writer fenced in its turn becomes the owner again and repeats the append, which
-is stored once, as ids are compared. `append_batch` compares none, and raises JournalFenced instead.
+is stored once, as ids are compared. An append that compares none raises JournalFenced instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -37,13 +35,15 @@ from stateside.core.errors import (
     StatesideError,
 )
 from stateside.core.positions import Position
-from stateside.journal.append_batch import Appended
+from stateside.journal.append_batch import Answer, Answers, Appended, AppendRequest
 from stateside.journal.backends.files.lock import Turns
 from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.backends.kafka.topic_folder import INDEX, TopicLog
+from stateside.journal.backends.kafka.topic_folder import INDEX
 from stateside.journal.backends.kafka.topic_owner import KafkaWriter
-from stateside.journal.event import Event
+from stateside.journal.backends.kafka.topic_reader import KafkaJournal
+from stateside.journal.receipt import Receipt
+from stateside.journal.writer import GroupedWriter, Result
 
 LOCK = "lock"
 ATTEMPTS_MAX = 5
@@ -52,10 +52,8 @@ _PAUSE_S_MAX = 0.5  # pause after being fenced; random, so that two writers do n
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
 
-
-class PlacedWriter:
+class PlacedWriter(GroupedWriter):
     """A writer of a folder's topic, which has one partition. Threads may share the writer.
 
     All positions, given and returned, include the topic's name, as in stamps: `billing-0:12`. The writer becomes owner
@@ -63,41 +61,28 @@ class PlacedWriter:
     JournalAway if there is no such topic, or not the one of the first append.
     """
 
-    def __init__(self, folder: Path, topic: Topic, *, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, topic: Topic, *, clock: Clock | None = None, known: str | None = None) -> None:
+        """`known`: the topic's id, if an earlier writer had it."""
+        super().__init__()
         self.topic, self._folder, self._clock = topic, folder, clock
-        self._log = TopicLog(folder, topic)
+        self._log = KafkaJournal(topic).log()
         self._log.end()  # refuses a topic that cannot be the journal
         self._turns = Turns(folder / LOCK)
         self._appending = threading.Lock()
         self._owner: KafkaWriter | None = None
-        self._id: str | None = None
+        self._id = known
 
     @property
     def end(self) -> Position:
         """The position after the last committed event of any writer."""
         return self._log.end()
 
-    def append(self, events: Sequence[Event]) -> Position:
-        """As `Appending.append`."""
-        return self._in_stamps(self._in_turn(lambda owner: owner.append(events)))
-
-    def append_each(self, events: Sequence[Event], *, any_time: Collection[str] = ()) -> Appended:
-        """As `Appending.append_each`; only the position includes the topic's name."""
-        appended = self._in_turn(lambda owner: owner.append_each(events, any_time=any_time))
-        return replace(appended, position=self._in_stamps(appended.position))
-
     def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store the events of a record batch, with new sequences. Ids are not compared."""
-        return self._in_stamps(self._in_turn(lambda owner: owner.append_batch(batch), repeatable=False))
+        return self._in_stamps(self._as_owner(lambda owner: owner.append_batch(batch), repeatable=False))
 
-    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append without a receipt: as `append`, whose id lookup finds stored events."""
-        plain = Position.of({PARTITION: since.one()})
-        return self._in_stamps(self._in_turn(lambda owner: owner.append_unstored(events, plain)))
-
-    def append_once(self, events: Sequence[Event]) -> list[int]:
-        """As `append`; returns the offset of each event, or of its stored original."""
-        return self._in_turn(lambda owner: owner.append_once(events))
+    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
+        receipt = self._as_owner(lambda owner: owner.receipt_of(entity, id_))
+        return None if receipt is None else replace(receipt, position=self._in_stamps(receipt.position))
 
     def close(self) -> None:
         """Release the topic. Acknowledged events are stored already."""
@@ -105,13 +90,25 @@ class PlacedWriter:
             self._let_go()
             self._turns.close()
 
-    def __enter__(self) -> PlacedWriter:
-        return self
+    def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
+        repeatable = all(request.compare_ids for request in requests)
+        answers = self._as_owner(lambda owner: owner._append_together(requests), repeatable=repeatable)
+        return [self._shown(answer) for answer in answers]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+    def _shown(self, answer: Answer | None) -> Answer | None:
+        if isinstance(answer, Appended):
+            place = answer.place
+            named = lambda number: place(number)._replace(log=f"{self.topic.name}-{place(number).log}")  # noqa: E731
+            return replace(answer, position=self._in_stamps(answer.position), place=named)
+        if isinstance(answer, Receipt):
+            return replace(answer, position=self._in_stamps(answer.position))
+        return answer
 
-    def _in_turn(self, act: Callable[[KafkaWriter], Answer], *, repeatable: bool = True) -> Answer:
+    def _check_since(self, since: Position) -> None:
+        plain = Position.of({PARTITION: since.one()})
+        self._as_owner(lambda owner: owner._check_since(plain))
+
+    def _as_owner(self, act: Callable[[KafkaWriter], Result], *, repeatable: bool = True) -> Result:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return self._act(act)
@@ -121,7 +118,7 @@ class PlacedWriter:
             time.sleep(random.uniform(0, _PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
-    def _act(self, act: Callable[[KafkaWriter], Answer]) -> Answer:
+    def _act(self, act: Callable[[KafkaWriter], Result]) -> Result:
         """Steps 1 to 3. After an error not caused by the caller the owner may be unusable: the next turn reopens."""
         with self._appending, self._turns.take() as own:
             try:

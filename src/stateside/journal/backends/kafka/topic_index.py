@@ -22,8 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -35,7 +34,7 @@ import pyarrow.compute as pc
 from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt
 from stateside.core.positions import Position
 from stateside.core.storage import CLOSED, try_lock
-from stateside.journal import append_batch
+from stateside.journal.append_batch import EventPlace
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.backends.kafka.admin import Admin, Described
 from stateside.journal.backends.kafka.topic import Topic, partition_of
@@ -43,7 +42,6 @@ from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 from stateside.journal.backends.kafka.transactions import Delivered
 from stateside.journal.index import hash_of, keeping
 from stateside.journal.lmdb import open_environment
-from stateside.journal.receipt import StoredEvent
 
 UNWRITTEN_MAX = 50_000  # entries; some 10 MB in memory
 MAP_BYTES_START = 64 << 20
@@ -51,12 +49,6 @@ _NUMBER = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
 _REACHED = struct.Struct(">QQ")
 _WHAT = "sequences and ids"
-
-
-@dataclass(frozen=True, slots=True)
-class TopicEventPlace:
-    partition: int
-    offset: int
 
 
 class TopicIndex:
@@ -80,10 +72,10 @@ class TopicIndex:
         found = self._values(b"e" + hash_of(entity) for entity in entities)
         return [0 if value is None else int(_NUMBER.unpack(value)[0]) for value in found]
 
-    def places(self, ids: Iterable[str]) -> list[TopicEventPlace | None]:
+    def places(self, ids: Iterable[str]) -> list[EventPlace | None]:
         """The place of the first event with each id; None for an id without event."""
         found = self._values(b"i" + hash_of(id_) for id_ in ids)
-        return [None if value is None else TopicEventPlace(*_PLACE.unpack(value)) for value in found]
+        return [None if value is None else _event_place(*_PLACE.unpack(value)) for value in found]
 
     def covers(self, partition: int) -> int:
         """The offset up to which the index has the partition's events."""
@@ -193,9 +185,6 @@ def _partition_key(partition: int) -> bytes:
     return b"p" + struct.pack(">I", partition)
 
 
-_KNOWN_BY = ("id", "entity", "sequence")
-
-
 class Moved(Exception):
     """Partitions have more, or fewer, messages than their owner knows; the messages sent just now do not count."""
 
@@ -226,37 +215,6 @@ class OwnedEvents:
         """The position just after the last events of these partitions."""
         return position_of({number: self._index.behind_last(number) for number in partitions})
 
-    def stored(self, ids: Sequence[str]) -> list[StoredEvent]:
-        """The stored events with these ids, read from the topic."""
-        found: list[StoredEvent] = []
-        for id_, place in zip(ids, self.places(ids), strict=True):
-            if place is not None:
-                found.extend(self._stored_at(place, id_))
-        return found
-
-    def contents(
-        self, places: Collection[append_batch.EventPlace]
-    ) -> dict[append_batch.EventPlace, append_batch.Found]:
-        """The contents of the events at these places, without those deleted by Kafka's retention."""
-        found: dict[append_batch.EventPlace, append_batch.Found] = {}
-        for partition in {place.log for place in places}:
-
-            def read(start: int, stop: int, of: str = partition) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
-                for offsets, batch in self._journal.located(of, start, stop):
-                    yield offsets.tolist(), batch
-
-            offsets = [place.offset for place in places if place.log == partition]
-            found |= append_batch.read_contents(read, partition, offsets)
-        return found
-
-    def _stored_at(self, place: TopicEventPlace, id_: str) -> Iterator[StoredEvent]:
-        try:
-            for _, batch in self._journal.located(str(place.partition), place.offset, place.offset + 1):
-                id_, entity, sequence = (batch.column(name)[0].as_py() for name in _KNOWN_BY)
-                yield StoredEvent(place.offset, id_, entity, sequence, str(place.partition))
-        except (EventsGone, JournalCorrupt) as error:
-            yield StoredEvent.without_content(place.offset, id_, error, str(place.partition))
-
     def check(self, delivered: Delivered) -> None:
         """Moved, unless the delivered messages directly follow the known ones, without gaps."""
         for number, offsets in delivered.items():
@@ -265,7 +223,7 @@ class OwnedEvents:
 
     def note(
         self, batch: pa.RecordBatch, partitions: Sequence[int], delivered: Delivered, ends: Mapping[int, int]
-    ) -> list[TopicEventPlace]:
+    ) -> list[EventPlace]:
         """Add stored events, each in its partition; returns their places.
 
         The transaction's marker follows them, or a foreign message and then the marker: `ends`, the partitions' ends
@@ -278,7 +236,7 @@ class OwnedEvents:
             if ends[number] == self._next[number]:
                 self._index.reach(number, ends[number])
         each = {number: iter(offsets) for number, offsets in delivered.items()}
-        return [TopicEventPlace(number, next(each[number])) for number in partitions]
+        return [_event_place(number, next(each[number])) for number in partitions]
 
     def catch_up(self, partitions: Sequence[int]) -> None:
         """Read all new events of these partitions. JournalAway if the topic is not the one of the start."""
@@ -341,6 +299,10 @@ class OwnedEvents:
             next_step=f"Bring back an index that knows them ({self._index.directory.parent}, from the machine of the "
             "last owner), or go on without them (accept_gone): entities of which nothing is left then begin with 1",
         )
+
+
+def _event_place(partition: int, offset: int) -> EventPlace:
+    return EventPlace(str(partition), offset)
 
 
 def position_of(offsets: dict[int, int]) -> Position:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
 
 import pyarrow as pa
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import JournalAway, StatesideError
 from stateside.core.positions import Position
-from stateside.journal import append_batch as append_batch_module
-from stateside.journal.append_batch import Answers, Appended, AppendRequest, AppendTurn, Rows, events_of, settle
+from stateside.journal.append_batch import Appended, EventPlace
 from stateside.journal.backends.kafka.admin import Admin, check_policy
 from stateside.journal.backends.kafka.messages import values_of
 from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.backends.kafka.topic_index import Moved, OwnedEvents, TopicEventPlace, position_of
+from stateside.journal.backends.kafka.topic_index import Moved, OwnedEvents
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 from stateside.journal.backends.kafka.transactions import (
     Delivered,
-    Lane,
     Lanes,
     OnStep,
     Outgoing,
@@ -35,25 +30,20 @@ from stateside.journal.backends.kafka.transactions import (
     own_some,
     wanted_partitions,
 )
-from stateside.journal.columns import conformed, encode
-from stateside.journal.event import Event
 from stateside.journal.group_commit import GroupCommit
-from stateside.journal.index import numbered
-from stateside.journal.receipt import Receipt, StoredEvent, repeated
+from stateside.journal.writer import LogWriter, Names, Result
 
 MESSAGE_BYTES_MAX = 1_000_000  # upper limit, and the default for a topic that does not report its own
 _BATCH_OVERHEAD_BYTES = 128  # of a Kafka record batch around the messages
 _ATTEMPTS = 3
 _LOOK_S = 0.001
 
-Result = TypeVar("Result")
 
-
-class KafkaWriter:
+class KafkaWriter(LogWriter):
     """The owner of a topic's partitions: of all of them, or of some. Threads may share the writer.
 
-    Same appends and guarantees as `JournalWriter`. A partition has one owner at a time: opening the journal
-    takes its partitions over, at once, from the previous owner (`transactions` has the proof).
+    A partition has one owner at a time: opening the journal takes its partitions over, at once, from the previous owner
+    (`transactions` has the proof). An owner of some partitions knows the ids in its partitions only.
 
     How a process becomes able to append:
 
@@ -112,7 +102,8 @@ class KafkaWriter:
         remaining event then start with sequence 1 again, and the ids of deleted events count as new. `pass_over`:
         messages that are no events, as for `KafkaJournal`.
         """
-        self.topic, self._clock, self._on_step = topic, clock or SystemClock(), on_step
+        super().__init__(clock or SystemClock())
+        self.topic, self._on_step = topic, on_step
         self._admin, self._journal = Admin(topic), KafkaJournal(topic, pass_over=pass_over)
         self._described = self._admin.described()
         settings = self._admin.settings()
@@ -140,95 +131,12 @@ class KafkaWriter:
         """The position just after the last known event of each of this owner's partitions."""
         return self._known.end(self.partitions)
 
-    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
-        """As `Appending.append`; threads that share the writer share its transactions, too.
-
-        An owner of some partitions knows the ids in its partitions only.
-        """
-        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
-
-    def append_each(
-        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
-    ) -> Appended:
-        """As `Appending.append_each`."""
-        request = AppendRequest(events, compare_ids=compare_ids, any_time=any_time)
-        appended = self._groups[self._lanes.of(_entities(events))].append(request)
-        assert isinstance(appended, Appended)
-        return appended
-
-    def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store the events of a record batch, with new sequences, whatever the batch has.
-
-        Ids are not compared.
-        """
-        batch = conformed(batch)
-        return self._in_turn(
-            self._lanes.of_batch(batch), lambda: _receipt(self._append(batch)) if batch.num_rows else self.end
-        )
-
-    def append_numbered(self, batch: pa.RecordBatch) -> Position:
-        """Store events with the sequences they already have, to copy journals. Nothing is compared."""
-        batch = conformed(batch)
-        assert batch.column("sequence").null_count == 0, "each event must have its sequence"
-        return self._in_turn(
-            self._lanes.of_batch(batch), lambda: _receipt(self._store(batch)) if batch.num_rows else self.end
-        )
-
-    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """Store events of one entity if its last event has the expected sequence (0: the entity has no event yet).
-
-        Otherwise SequenceConflict, with the current sequence. The same events again, recognised by their ids, get the
-        first receipt and are not stored twice, whatever sequence is expected. IdConflict if their content differs;
-        EventRefused if only some of the ids are stored, or an event belongs to another entity.
-        """
-        receipt = self._groups[self._lanes.of([entity] if entity.isprintable() else [])].append(
-            AppendRequest(events, entity, expected_sequence)
-        )
-        assert isinstance(receipt, Receipt)
-        return receipt
-
-    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of the entity's event with this id; None if no event has the id.
-
-        IdConflict if the event belongs to another entity.
-        """
-
-        def act() -> Receipt | None:
-            stored = self._known.stored([id_])
-            return repeated(entity, (), stored) if stored else None
-
-        return self._in_turn(self._lanes.of([entity]), act)
-
-    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append without a receipt; `since` is its producer's last receipt. The receipt covers all events.
-
-        Same as `append`, whose id lookup finds stored events; `since` is only checked.
-        """
-        for number in self.partitions:
-            at = since[str(number)]
-            for _ in self._journal.located(str(number), at, at):  # PositionInvalid beyond the end
-                pass
-        return self.append(events)
-
-    def append_once(self, events: Sequence[Event]) -> list[int]:
-        """As `append`; returns the offset of each event in its partition, or of its stored original."""
-        if not events:
-            return []
-        place = self.append_each(events).place
-        return [place(number).offset for number in range(len(events))]
-
     def close(self) -> None:
         """Release the partitions. Acknowledged events are stored already."""
         with self._appending:
             self._lanes.end(JournalAway("This writer is closed", where=self.topic.where, next_step="Open another one"))
             self._journal.close()
             self._known.close()
-
-    def __enter__(self) -> KafkaWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _own(self, of_all: bool, message_bytes_max: int) -> None:
         size = min(MESSAGE_BYTES_MAX, max(1_000, message_bytes_max - _BATCH_OVERHEAD_BYTES))
@@ -237,13 +145,23 @@ class KafkaWriter:
         else:
             lanes = own_some(self.topic, self.partitions, size)
         self._lanes = Lanes(self.topic, self._described.partitions, lanes)
-        self._groups = {lane: GroupCommit(partial(self._append_together, lane)) for lane in lanes}
+        self._groups = {lane: GroupCommit(self._append_together) for lane in lanes}
 
-    def _in_turn(self, lane: Lane, act: Callable[[], Result]) -> Result:
+    def _group_of(self, names: Names) -> GroupCommit:
+        return self._groups[self._lanes.of(names)]
+
+    def _check_since(self, since: Position) -> None:
+        for number in self.partitions:
+            at = since[str(number)]
+            for _ in self._journal.located(str(number), at, at):  # PositionInvalid beyond the end
+                pass
+
+    def _in_turn(self, act: Callable[[], Result], names: Names) -> Result:
         """Act in one turn, and repeat if the partitions turn out to have more messages than known.
 
         A lane that accepts nothing more gives no answers either: knowledge of its partitions may be stale.
         """
+        lane = self._lanes.of(names)
         with self._appending:
             lane.check_open()
             for _ in range(_ATTEMPTS):
@@ -259,32 +177,10 @@ class KafkaWriter:
             next_step="Nothing was stored. Have them write to another topic, or through the owner",
         )
 
-    def _append_together(self, lane: Lane, requests: Sequence[AppendRequest]) -> Answers:
-        batch = encode(events_of(requests), self._clock.now_us())
-        turn = AppendTurn(self._places, self._known.contents, self._stored_of, self._known.lasts, self._append_parts)
-        return self._in_turn(lane, lambda: settle(requests, batch, turn))
-
-    def _stored_of(self, requests: Sequence[AppendRequest]) -> list[Sequence[StoredEvent]]:
-        return [self._known.stored([event.id for event in request.events]) for request in requests]
-
-    def _places(self, ids: Sequence[str]) -> list[append_batch_module.EventPlace | None]:
-        return [None if place is None else _placed(place) for place in self._known.places(ids)]
-
-    def _append_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
-        places = self._append(batch) if batch.num_rows else []
-        return [self._appended(places[low:high]) for low, high in parts]
-
-    def _appended(self, places: Sequence[TopicEventPlace]) -> Appended:
-        return Appended(_receipt(places) if places else self.end, lambda number: _placed(places[number]))
-
-    def _append(self, batch: pa.RecordBatch) -> list[TopicEventPlace]:
-        """Assign sequences and store, in a turn; returns the place of each event."""
-        batch, _ = numbered(batch, self._known.lasts)
-        return self._store(batch)
-
-    def _store(self, batch: pa.RecordBatch) -> list[TopicEventPlace]:
+    def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> TopicRows:
         """Steps 3 to 7, in a turn."""
-        entities, lane = batch.column("entity").to_pylist(), self._lanes.of_batch(batch)
+        entities = batch.column("entity").to_pylist()
+        lane = self._lanes.of(lambda: entities)
         partitions = [self._known.partition_of(entity) for entity in entities]
         self._known.make_room()
         delivered = lane.store(self._messages(batch, partitions), self._known.check, self._on_step)
@@ -292,7 +188,17 @@ class KafkaWriter:
             self._on_step(6)
             ends = self._await_visible(delivered, "The last append is stored, but readers do not see it yet")
             self._on_step(7)
-            return self._known.note(batch, partitions, delivered, ends)
+            return TopicRows(self._known.note(batch, partitions, delivered, ends))
+
+    def _read(self, log: str, start: int, stop: int) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
+        for offsets, batch in self._journal.located(log, start, stop):
+            yield offsets.tolist(), batch
+
+    def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
+        return self._known.places(ids)
+
+    def _lasts(self, entities: Sequence[str]) -> list[int]:
+        return self._known.lasts(entities)
 
     def _messages(self, batch: pa.RecordBatch, partitions: Sequence[int]) -> list[Outgoing]:
         times_ms = (us // 1_000 for us in batch.column("appended").cast(pa.int64()).to_pylist())
@@ -329,19 +235,14 @@ class KafkaWriter:
             raise
 
 
-def _entities(events: Sequence[Event]) -> list[str]:
-    """The entities of valid events; invalid ones are refused later, with their own reason."""
-    found = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
-    return sorted(entity for entity in found if entity.isprintable())
+class TopicRows:
+    """Rows stored in their entities' partitions."""
 
+    def __init__(self, places: Sequence[EventPlace]) -> None:
+        self._places = places
 
-def _placed(place: TopicEventPlace) -> append_batch_module.EventPlace:
-    return append_batch_module.EventPlace(str(place.partition), place.offset)
-
-
-def _receipt(places: Sequence[TopicEventPlace]) -> Position:
-    """The position just after these events, in their partitions."""
-    behind: dict[int, int] = {}
-    for place in places:
-        behind[place.partition] = max(place.offset + 1, behind.get(place.partition, 0))
-    return position_of(behind)
+    def appended(self, low: int, high: int) -> Appended:
+        ends: dict[str, int] = {}
+        for partition, offset in self._places[low:high]:
+            ends[partition] = max(offset + 1, ends.get(partition, 0))
+        return Appended(Position.of(ends), lambda number: self._places[low + number])

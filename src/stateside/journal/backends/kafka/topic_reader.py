@@ -4,109 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from types import TracebackType
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid
+from stateside.core.clock import Clock
+from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, PositionInvalid, SettingInvalid
 from stateside.core.positions import Position
-from stateside.journal.backends.files.file_journal import moved
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.backends.kafka.admin import Admin
 from stateside.journal.backends.kafka.consumers import MESSAGES_AT_ONCE, Fetcher, Gone
 from stateside.journal.backends.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.columns import decode
-from stateside.journal.event import Event
+from stateside.journal.contract import DurableEnd, Journal, Log, only
 from stateside.journal.upcasters import Upcasters
 
-PAUSE_S_MAX = 0.05  # reading the end queries a broker, in about a millisecond
+if TYPE_CHECKING:
+    from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+    from stateside.journal.backends.kafka.topic_owner import KafkaWriter
+
 GAP_OFFSETS = MESSAGES_AT_ONCE  # reading so many unwanted messages is as fast as another request
 
+_ONE_PARTITION = (
+    "The journal of a folder has one, for good. A new journal: create it with --partitions 1. If partitions were added "
+    "to this one: copy its events into a new topic of one partition, and name that in the folder's topic.json"
+)
 
-class KafkaJournal:
-    """A topic's committed events. Reads as `Journal` does, and is a `Stream`: sparse, trimmed, and gathering.
+
+class KafkaJournal(Journal):
+    """A topic's committed events.
 
     Offsets are those of the topic. Transaction markers take some of them, so not every offset has an event; the end is
     after the last marker, covers every receipt, and never moves back.
 
-    Any number of threads may read. With `upcasters`, `events` converts each event to its type's newest schema.
-    `pass_over` names messages that are no events and must not stop a reader: partition and offset, like 0:17.
+    `folder`: for the indexes of writers. The writers of an application's folder take turns (`shared`); any other writer
+    owns the topic until the next one is opened. `pass_over` names messages that are no events and must not stop a
+    reader: partition and offset, like 0:17.
     """
 
-    def __init__(self, topic: Topic, *, upcasters: Upcasters | None = None, pass_over: Iterable[str] = ()) -> None:
-        self.topic = topic
-        self._upcasters = upcasters or Upcasters()
+    pause_s_max = 0.05  # reading the end queries a broker, in about a millisecond
+
+    def __init__(
+        self,
+        topic: Topic,
+        folder: Path | None = None,
+        *,
+        shared: bool = False,
+        upcasters: Upcasters | None = None,
+        pass_over: Iterable[str] = (),
+    ) -> None:
+        self.topic, self._folder, self._shared = topic, folder, shared
+        self.upcasters = upcasters or Upcasters()
         self._passed_over = _places(pass_over)
         self._admin, self._fetcher = Admin(topic), Fetcher(topic)
 
-    def id(self) -> str | None:
-        """The topic's id, constant for its life and unique to it; None if there is no topic.
+    @property
+    def where(self) -> str:
+        return self.topic.where
 
-        Queried at each call: a topic may be deleted and recreated.
-        """
+    def in_stamps(self, position: Position) -> Position:
+        return self.topic.in_stamps(position)
+
+    def log(self, partition: str | None = None) -> TopicLog:
+        return TopicLog(self, partition)
+
+    def writer(self, *, clock: Clock | None = None, known: str | None = None) -> KafkaWriter | PlacedWriter:
+        """Where the folder is shared, receipts include the topic's name, as in stamps: `billing-0:12`."""
+        from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+        from stateside.journal.backends.kafka.topic_owner import KafkaWriter
+
+        if self._folder is None:
+            raise SettingInvalid(
+                "A writer of a topic needs a folder for its index", where=self.where, next_step="Open it with `index`"
+            )
+        if self._shared:
+            return PlacedWriter(self._folder, self.topic, clock=clock, known=known)
+        return KafkaWriter(self.topic, self._folder, clock=clock)
+
+    def id(self) -> str | None:
+        """None if there is no topic. Queried at each call: a topic may be deleted and recreated."""
         found = self._admin.found()
         return None if found is None else found.id
 
     def partitions(self) -> Sequence[str]:
-        """The names of the partitions: 0, 1, 2, …"""
         return [str(number) for number in range(self._admin.described().partitions)]
 
     def end(self) -> Position:
-        """The position after all committed events."""
         return _position(self._admin.ends(range(self._admin.described().partitions)))
 
     def begin(self) -> Position:
-        """The position of the first events not deleted by retention."""
         return _position(self._admin.begins(range(self._admin.described().partitions)))
 
-    def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
-        """The events from one position up to another (the end by default), one partition after the other."""
-        first, last = start or Position.start(), stop or self.end()
-        for partition in self._named(first, last):
-            for _, batch in self.located(partition, first[partition], last[partition]):
-                yield from self._upcasters.all(decode(batch))
-
-    def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
-        """The events whose ids are not in the journal from a position on."""
-        wanted, end = {event.id for event in events}, self.end()
-        for partition in self._named(since, end):
-            for _, batch in self.located(partition, since[partition], end[partition]):
-                wanted.difference_update(batch.column("id").to_pylist())
-        return [event for event in events if event.id in wanted]
-
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `Stream.batches`: a batch ends where a transaction does. `located` is faster for many events."""
+        """A batch ends where a transaction does. `located` is faster for many events."""
         for offsets, batch in self.located(partition, start, stop):
             cuts = [0, *(np.flatnonzero(np.diff(offsets) > 1) + 1).tolist(), len(offsets)]
             for low, high in pairwise(cuts):
                 yield int(offsets[low]), batch.slice(low, high - low)
 
     def located(self, partition: str, start: int, stop: int) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Sparse.located`. JournalCorrupt at a message that is no event, EventsGone if some events are deleted."""
+        """JournalCorrupt at a message that is no event, EventsGone if some events are deleted."""
         yield from self._events(partition, start, stop, lambda offset: True)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """As `Gathering.gather`: messages between the offsets are fetched, but not parsed."""
+        """Messages between the offsets are fetched, but not parsed."""
         for wanted in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_OFFSETS) + 1):
             if len(wanted):
                 among = set(wanted.tolist())
                 yield from self._events(partition, int(wanted[0]), int(wanted[-1]) + 1, among.__contains__)
 
-    def wait(self, position: Position, timeout_s: float) -> bool:
-        """As `Stream.wait`: polls the end, with growing pauses."""
-        return moved(self.end, position, timeout_s, PAUSE_S_MAX)
-
     def close(self) -> None:
-        """Close the connections. The journal may be used again."""
         self._fetcher.close()
-
-    def __enter__(self) -> KafkaJournal:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _events(
         self, partition: str, start: int, stop: int, wanted: Callable[[int], bool]
@@ -134,15 +144,6 @@ class KafkaJournal:
 
     def _counts(self, partition: int, message: Message) -> bool:
         return not self._passed_over or (partition, message.offset()) not in self._passed_over
-
-    def _named(self, *positions: Position) -> Sequence[str]:
-        """The partitions; PositionInvalid if a position names another one."""
-        partitions = self.partitions()
-        for position in positions:
-            for name, _ in position.parts:
-                if name not in partitions:
-                    raise self._invalid(f"This topic has {len(partitions)} partitions, and none is {name!r}")
-        return partitions
 
     def _checked(self, partition: str, start: int, stop: int) -> str:
         """The topic's id, after checking the range."""
@@ -188,6 +189,49 @@ class KafkaJournal:
             next_step="Nothing was skipped. See who sends to this topic besides its owner; to read on without this "
             f"message, name it: pass_over {partition}:{found.offset}",
         )
+
+
+class TopicLog(Log):
+    """A partition of a topic in one order; with no partition named, the topic's only one.
+
+    Positions include the topic's name, as in stamps of a view that reads the topic with Spark: `billing-0:12`.
+    JournalAway if there is no such topic, SettingInvalid if several partitions are there and none was named.
+    """
+
+    def __init__(self, journal: KafkaJournal, partition: str | None = None) -> None:
+        self._journal, self._partition, self.topic = journal, partition, journal.topic
+
+    @property
+    def where(self) -> str:
+        return self._journal.where
+
+    def id(self) -> str | None:
+        return self._journal.id()
+
+    def begin(self) -> Position:
+        return self._position(self._journal.begin())
+
+    def end(self) -> Position:
+        return self._position(self._journal.end())
+
+    def durable_end(self) -> DurableEnd:
+        """The end, without a place in files."""
+        return DurableEnd(self.end().one(), 0, 0)
+
+    def in_stamps(self, position: Position) -> Position:
+        return self._journal.in_stamps(Position.of({self._named(): position.one()}))
+
+    def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Gaps occur between batches only."""
+        yield from self._journal.batches(self._named(), start, stop)
+
+    def _position(self, position: Position) -> Position:
+        named = self._named()
+        return self._journal.in_stamps(Position.of({named: position[named]}))
+
+    def _named(self) -> str:
+        """Looked up each time: partitions may be added to a topic during a read."""
+        return self._partition or only(self._journal.partitions(), self.where, _ONE_PARTITION)
 
 
 def _position(offsets: dict[int, int]) -> Position:

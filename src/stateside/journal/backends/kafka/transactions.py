@@ -30,14 +30,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.core.errors import (
     EntityElsewhere,
@@ -247,11 +244,14 @@ class Lanes:
         """`partitions`: the topic's number of partitions."""
         self._topic, self._partitions = topic, partitions
         self._by_partition = {number: lane for lane in lanes for number in lane.partitions}
+        self._of_all = lanes[0] if len(lanes) == 1 and len(lanes[0].partitions) == partitions else None
 
-    def of(self, entities: Sequence[str]) -> Lane:
+    def of(self, entities: Callable[[], Iterable[str]]) -> Lane:
         """The lane of these entities' partitions; EntityElsewhere or EventRefused if no single lane has all."""
+        if self._of_all is not None:
+            return self._of_all
         found: dict[Lane, int] = {}
-        for entity in dict.fromkeys(entities):
+        for entity in sorted(set(entities())):
             number = partition_of(entity, self._partitions)
             if number not in self._by_partition:
                 raise self._elsewhere(entity, number)
@@ -259,10 +259,6 @@ class Lanes:
         if len(found) > 1:
             raise self._several(sorted(found.values()))
         return next(iter(found), next(iter(self._by_partition.values())))
-
-    def of_batch(self, batch: pa.RecordBatch) -> Lane:
-        """The lane of these events' partitions."""
-        return self.of(pc.unique(batch.column("entity")).to_pylist())
 
     def end(self, why: StatesideError) -> None:
         """Let no lane accept anything more."""

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.errors import EventsGone, JournalCorrupt
-from stateside.journal import append_batch
 from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import PARTITION
@@ -169,16 +168,6 @@ class KnownIds:
         """The events already stored. An event of another entity carries the entity's name, where known."""
         found = zip(ids, self.places(ids, end), strict=True)
         return [self._stored(entity, id_, place) for id_, place in found if place is not None]
-
-    def contents(self, log: str, offsets: Sequence[int]) -> dict[append_batch.EventPlace, append_batch.Found]:
-        """The contents of the events at the given offsets of a log, without trimmed events."""
-        journal = self._logs()[log]
-
-        def read(start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
-            for first, batch in journal.batches(start, stop):
-                yield range(first, first + batch.num_rows), batch
-
-        return append_batch.read_contents(read, log, offsets)
 
     def close(self) -> None:
         if self._ids is not None:

@@ -201,7 +201,7 @@ class FencedLog(JournalWriter):
 
     def store(self, batch: pa.RecordBatch) -> None:
         """Store a batch with sequences, within a turn."""
-        self._store(batch)
+        self._store_frame(batch)
 
     def sync_mark(self) -> None:
         """Sync the end mark, so that it does not move back even after a loss of power."""

@@ -7,23 +7,31 @@ far each log is done; the tail reads each log from there to its end, so some eve
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.core.errors import JournalCorrupt, PositionInvalid
+from stateside.core.clock import Clock
+from stateside.core.errors import JournalCorrupt, PositionInvalid, SettingInvalid
 from stateside.core.positions import Position
-from stateside.journal.backends.files.file_journal import FileJournal, moved
+from stateside.journal.backends.files.file_journal import FileJournal
+from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.frames import Offsets
-from stateside.journal.backends.files.segment import PARTITION
+from stateside.journal.backends.files.segment import PARTITION, DurableEnd
+from stateside.journal.backends.nodes.coverage import sources_at
 from stateside.journal.backends.nodes.gaps import Gap, Gaps
 from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.node_writer import NodeWriter
 from stateside.journal.backends.nodes.partition import MERGED, MergedPartition, Sources, StreamIdentity, without_sources
 from stateside.journal.backends.nodes.receipts import Wanted
 from stateside.journal.columns import decode
+from stateside.journal.contract import Journal, only
 from stateside.journal.event import Event
+from stateside.journal.upcasters import Upcasters
+
+_ONE_PARTITION = "Merge into one partition, for good: `stateside journal merge --partitions 1` on a new folder"
 
 
 def tail(folder: Path, done: Position, entity: str, first: int, last: int) -> list[Event]:
@@ -45,54 +53,72 @@ def tail(folder: Path, done: Position, entity: str, first: int, last: int) -> li
     return following
 
 
-class MergedJournal:
-    """All events of all nodes, by partition and offset: a `Stream`. Any number of processes and threads may read.
+class PartitionLog(FileLog):
+    """A partition of a merged stream, with the journal's columns only."""
 
-    An entity's events stand in one partition, in the order of their sequences. An offset keeps its event for good.
-    Before its first merger a stream is empty, and has no partitions.
+    shown = staticmethod(without_sources)
+
+
+class MergedJournal(Journal):
+    """All events of all nodes. Before its first merger the journal is empty, and has no partitions.
+
+    `node`: the name of the node that `writer` appends as.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._merged = folder, folder / MERGED
+    def __init__(self, folder: Path, node: str | None = None, *, upcasters: Upcasters | None = None) -> None:
+        self.upcasters = upcasters or Upcasters()
+        self._folder, self._merged, self._node = folder, folder / MERGED, node
         self._files: dict[str, FileJournal] = {}
 
+    @property
+    def where(self) -> str:
+        return str(self._folder)
+
+    def log(self, partition: str | None = None) -> PartitionLog:
+        if partition is None:
+            partition = only(self.partitions(), self.where, _ONE_PARTITION)
+        return PartitionLog(self._merged / partition, upcasters=self.upcasters)
+
+    def writer(self, *, clock: Clock | None = None, known: str | None = None, take_over: bool = False) -> NodeWriter:
+        """The owner of the node; with `take_over` even if the former owner may still live."""
+        if self._node is None:
+            raise SettingInvalid(
+                "The events of this folder are written by its nodes",
+                where=self.where,
+                next_step="Nothing was stored. Append as one of them, at the node that has the entity (docs/nodes.md): "
+                "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
+            )
+        return NodeWriter(self._folder, self._node, take_over=take_over, clock=clock)
+
+    def acknowledged(self) -> Position:
+        return self.end().joined(Position.of(self.log_ends()))
+
+    def log_ends(self) -> dict[str, int]:
+        """The ends of the nodes' logs."""
+        return {name: log.durable_end().offset for name, log in node_logs(self._folder).items()}
+
     def id(self) -> str | None:
-        """The stream's id, unique and constant for the stream's whole life; None before its first merger."""
+        """None before the first merger."""
         born = StreamIdentity.read(self._merged)
         return None if born is None else born.id
 
     def partitions(self) -> Sequence[str]:
-        """The names of the partitions. They never change."""
         born = StreamIdentity.read(self._merged)
         return [] if born is None else born.names()
 
     def end(self) -> Position:
-        """The position after the last event of every partition. The end never moves back."""
         return Position.of({name: self._partition(name).durable_end().offset for name in self.partitions()})
 
     def begin(self) -> Position:
-        """The position of the first events still stored: the start, until retention drops events."""
         return Position.of({name: self._partition(name).begin()[PARTITION] for name in self.partitions()})
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The events with offsets start <= offset < stop, each batch with the offset of its first event.
-
-        The events of many small frames come as one batch.
-        """
+        """The events of many small frames come as one batch."""
         yield from self._opened(partition).batches(partition, start, stop)
 
     def gather(self, partition: str, offsets: Offsets) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """The events at these ascending offsets, in several batches. Reads only the frames with these events."""
+        """Reads only the frames with these events."""
         yield from self._opened(partition).gather(partition, offsets)
-
-    def events(self, partition: str, start: int = 0, stop: int | None = None) -> Iterator[Event]:
-        """The events of a partition from `start` up to `stop` (the end by default), in order."""
-        for _, batch in self.batches(partition, start, self.end()[partition] if stop is None else stop):
-            yield from decode(batch)
-
-    def wait(self, position: Position, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the end to move beyond the position; returns whether it has. 0 s: no wait."""
-        return moved(self.end, position, timeout_s)
 
     def position_of(self, receipt: Position) -> Position | None:
         """The position in this stream just after the events of a node's receipt; None if the events are not merged.
@@ -120,9 +146,12 @@ class MergedJournal:
 
     def tail(self, entity: str, first: int, last: int) -> list[Event]:
         """An entity's events of these sequences in the nodes' logs that may not be merged yet (see `tail`)."""
-        return tail(self._folder, self.sources().done, entity, first, last)
+        return tail(self._folder, self.merged().done, entity, first, last)
 
-    def sources(self) -> Sources:
+    def sources(self, offsets: Mapping[str, int], marks: Mapping[str, DurableEnd] | None = None) -> Position:
+        return sources_at({name: self._partition(name) for name in self.partitions()}, offsets, marks or {})
+
+    def merged(self) -> Sources:
         """How far the nodes' logs are in this stream, and how far the merger had read them."""
         found = Sources()
         for name in self.partitions():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -15,17 +14,7 @@ from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EntityElsewhere, JournalAway
 from stateside.core.positions import Position
 from stateside.core.storage import CLOSED
-from stateside.journal.append_batch import (
-    Answers,
-    Appended,
-    AppendRequest,
-    AppendTurn,
-    EventPlace,
-    Found,
-    Rows,
-    events_of,
-    settle,
-)
+from stateside.journal.append_batch import EventPlace
 from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX
 from stateside.journal.backends.files.lock import WAIT_S_MAX
 from stateside.journal.backends.files.segment import PARTITION
@@ -51,14 +40,12 @@ from stateside.journal.backends.nodes.ownership import (
     seal_earlier,
     slot_of,
 )
-from stateside.journal.columns import conformed, encode
-from stateside.journal.event import Event
 from stateside.journal.group_commit import GroupCommit
-from stateside.journal.index import numbered
-from stateside.journal.receipt import Receipt, StoredEvent, repeated
+from stateside.journal.receipt import StoredEvent
+from stateside.journal.writer import LogWriter, Names, OneLog, Result
 
 
-class NodeWriter:
+class NodeWriter(LogWriter):
     """The owner of a node. Threads may share it. Each entity is written by one node at a time (`ownership`).
 
     How a process becomes the owner:
@@ -113,9 +100,8 @@ class NodeWriter:
         check_name(name)
         check_folder(folder)
         self.name, self._folder, self._node = name, folder, folder / NODES / name
-        self._clock = clock or SystemClock()
+        super().__init__(clock or SystemClock())
         self._appending = threading.Lock()
-        self._group = GroupCommit(self._append_together)
         with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
@@ -139,7 +125,7 @@ class NodeWriter:
     @property
     def end(self) -> Position:
         """The position after the last event of this node's log, as of its last append."""
-        return self._behind(self._offset)
+        return Position.of({self.log: self._offset})
 
     @property
     def _offset(self) -> int:
@@ -150,66 +136,10 @@ class NodeWriter:
         """The numbers of the node's slots."""
         return sorted(self._granted)
 
-    def append(self, events: Sequence[Event], *, compare_ids: bool = True) -> Position:
-        """As `Appending.append`, for events of any entities of this node.
-
-        The node knows the ids of all events that it wrote, and of its entities' earlier events at other nodes. The same
-        id at two nodes, for different entities, is not detected. Threads that share a node share its syncs, too.
-        """
-        return self.append_each(events, compare_ids=compare_ids).position if events else self.end
-
-    def append_each(
-        self, events: Sequence[Event], *, compare_ids: bool = True, any_time: Collection[str] = ()
-    ) -> Appended:
-        """As `Appending.append_each`."""
-        self._claim_before(_slots_of(events))
-        appended = self._group.append(AppendRequest(events, compare_ids=compare_ids, any_time=any_time))
-        assert isinstance(appended, Appended)
-        return appended
-
-    def append_batch(self, batch: pa.RecordBatch) -> Position:
-        """Store events of a record batch with at least the columns `columns.GIVEN`.
-
-        Ids are not compared.
-        """
-        batch = conformed(batch)
-        with self._turn(batch.column("entity").unique().to_pylist()):
-            return self._store(batch)
-
-    def append_to(self, entity: str, events: Sequence[Event], expected_sequence: int | None = None) -> Receipt:
-        """As `Appending.append_to`; ids are compared with all nodes' events."""
-        self._claim_before(_slots_of_names([entity]))
-        receipt = self._group.append(AppendRequest(events, entity, expected_sequence))
-        assert isinstance(receipt, Receipt)
-        return receipt
-
-    def append_once(self, events: Sequence[Event]) -> list[Position]:
-        """As `append`; returns a receipt per event. A repeated event gets the receipt of the stored one, in any log."""
-        if not events:
-            return []
-        place = self.append_each(events).place
-        return [Position.of({log: offset + 1}) for log, offset in map(place, range(len(events)))]
-
-    def append_unstored(self, events: Sequence[Event], since: Position) -> Position:
-        """Repeat an append without a receipt; `since` has the last receipts of its producer. The receipt covers all.
-
-        As `append`, which detects stored events by itself.
-        """
-        return self.append(events)
-
-    def receipt_of(self, entity: str, id_: str) -> Receipt | None:
-        """The receipt of one of the entity's events by its id; None if no event has this id.
-
-        EventRefused if the event is another entity's.
-        """
-        with self._turn([entity]):
-            stored = self._known.stored(entity, [id_], self._offset)
-            return repeated(entity, (), stored) if stored else None
-
     def last_sequence(self, entity: str) -> int:
         """The sequence of the entity's last event; 0 if there is none. The entity belongs to this node from now on."""
-        with self._turn([entity]):
-            return self._index.last([entity])[entity]
+        (last,) = self._in_turn(lambda: self._lasts([entity]), lambda: [entity])
+        return last
 
     def claim(self, slots: Iterable[int]) -> None:
         """Claim free slots; EntityElsewhere for a slot of another node."""
@@ -240,50 +170,27 @@ class NodeWriter:
                 for each in (self._log, self._known, self._index):
                     closing.callback(each.close)
 
-    def __enter__(self) -> NodeWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _claim_before(self, slots: set[int]) -> None:
-        """Claim slots before the events join a group commit, so that a refusal affects only their own thread."""
-        missing = slots - self._granted
+    def _group_of(self, names: Names) -> GroupCommit:
+        """Claims slots before the events join the group commit, so that a refusal affects only their own thread."""
+        missing = {slot_of(entity) for entity in names()} - self._granted
         if missing:
             self.claim(missing)
+        return self._group
 
-    def _append_together(self, requests: Sequence[AppendRequest]) -> Answers:
-        """Append the requests of a group of threads."""
-        batch = encode(events_of(requests), self._clock.now_us())
-        entities = {request.entity for request in requests if request.entity is not None}
-        with self._turn(entities.union(batch.column("entity").unique().to_pylist())):
-            turn = AppendTurn(self._places, self._contents, self._stored_of, self._last, self._store_parts)
-            return settle(requests, batch, turn)
+    def _check_since(self, since: Position) -> None:
+        """Receipts of other nodes, whose logs go on, are not checked."""
+
+    def _read(self, log: str, start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
+        for first, batch in self._all_logs()[log].batches(start, stop):
+            yield range(first, first + batch.num_rows), batch
 
     def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
         found = self._known.places(ids, self._offset)
         return [None if place is None else EventPlace(place.log, place.behind - 1) for place in found]
 
-    def _contents(self, places: Collection[EventPlace]) -> dict[EventPlace, Found]:
-        found: dict[EventPlace, Found] = {}
-        for log in {place.log for place in places}:
-            found |= self._known.contents(log, [place.offset for place in places if place.log == log])
-        return found
-
-    def _stored_of(self, requests: Sequence[AppendRequest]) -> list[Sequence[StoredEvent]]:
-        there: list[Sequence[StoredEvent]] = []
-        for request in requests:
-            ids = [event.id for event in request.events]
-            there.append(self._known.stored(request.entity or "", ids, self._offset) if ids else [])
-        return there
-
-    def _store_parts(self, batch: pa.RecordBatch, parts: Sequence[Rows]) -> list[Appended]:
-        first = self._offset
-        self._store(batch)
-        return [self._appended(first + low, first + high) for low, high in parts]
-
-    def _appended(self, first: int, behind: int) -> Appended:
-        return Appended(self._behind(behind), lambda number: EventPlace(self.log, first + number))
+    def _stored(self, entity: str, there: Mapping[str, EventPlace]) -> list[StoredEvent]:
+        """From the index, which knows trimmed events as well."""
+        return self._known.stored(entity, list(there), self._offset) if there else []
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -293,29 +200,26 @@ class NodeWriter:
                 raise JournalAway("This writer is closed", where=str(self._node), next_step="Open the node again")
             yield
 
-    @contextmanager
-    def _turn(self, entities: Iterable[str]) -> Iterator[None]:
+    def _in_turn(self, act: Callable[[], Result], names: Names) -> Result:
         """Steps 1 and 2 of an append. Also checks the fence, so a fenced owner writes nothing at all."""
         with self._alone():
             self._fence.check()
-            self._claim({slot_of(entity) for entity in entities})
+            self._claim({slot_of(entity) for entity in names()})
             with self._log.turn() as end:
                 if self._index.covers(self.log) != end.offset:
                     self._index.follow_log(self.log, node_logs(self._folder)[self.log])
-                yield
+                return act()
 
-    def _store(self, batch: pa.RecordBatch) -> Position:
-        """Steps 3 to 7; the log does 4 to 6."""
-        if batch.num_rows:
-            first = self._offset
-            batch, _ = numbered(batch, self._last)
-            self._index.write_if_due()
-            self._log.store(batch)
-            self._index.note(self.log, first, batch)
-            self._known.note(first, batch)
-        return self.end
+    def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> OneLog:
+        """Steps 4 to 7; the log does 4 to 6."""
+        first = self._offset
+        self._index.write_if_due()
+        self._log.store(batch)
+        self._index.note(self.log, first, batch)
+        self._known.note(first, batch)
+        return OneLog(self.log, first)
 
-    def _last(self, entities: Sequence[str]) -> list[int]:
+    def _lasts(self, entities: Sequence[str]) -> list[int]:
         found = self._index.last(entities)
         return [found[entity] for entity in entities]
 
@@ -347,17 +251,3 @@ class NodeWriter:
 
     def _all_logs(self) -> dict[str, NodeLog]:
         return complete_logs(self._folder, self._slots.nodes())
-
-    def _behind(self, offset: int) -> Position:
-        return Position.of({self.log: offset})
-
-
-def _slots_of(events: Sequence[Event]) -> set[int]:
-    """The slots of the events' entities. Skips values that are not events; a later check refuses them."""
-    entities = {event.entity for event in events if isinstance(event, Event) and isinstance(event.entity, str)}
-    return _slots_of_names(entities)
-
-
-def _slots_of_names(entities: Iterable[str]) -> set[int]:
-    """The slots of valid entity names. A later check refuses the others."""
-    return {slot_of(entity) for entity in entities if entity.isprintable()}

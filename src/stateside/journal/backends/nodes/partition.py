@@ -166,9 +166,7 @@ class MergedLog(JournalWriter):
     def store(self, batch: pa.RecordBatch) -> int:
         """Store a frame durably, with its source columns; returns the offset of its first event."""
         with self._turn():
-            first = self._end.offset
-            self._store(batch)
-            return first
+            return self._store_frame(batch)
 
 
 def opened(folder: Path, partitions: int) -> StreamIdentity:

@@ -38,9 +38,9 @@ class Search:
         if self._missing:
             end = self._partition.durable_end().offset
             start = self._begin() if self._looked is None else self._looked
-            self._looked = end
             for first, batch in self._partition.batches(start, end):
                 self._look(first, batch)
+                self._looked = first + batch.num_rows
                 if not self._missing:
                     break
         return None if self._missing else self._behind

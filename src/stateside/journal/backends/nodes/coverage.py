@@ -1,12 +1,4 @@
-"""Stored streams: the journals of a stream's partitions, from one log or from a merge of nodes' logs.
-
-    a folder with      is                            its partitions
-    segments           a journal on files            0: the folder itself
-    nodes/, merged/    the merged stream of nodes    P: merged/P; none before its first merger
-
-A folder with both is refused: the merged stream does not have the events of the folder's own log.
-
-Coverage: how much of the nodes' logs a reader of the merged stream has read, from any offsets. A frame states which
+"""Coverage: how much of the nodes' logs a reader of the merged stream has read, from any offsets. A frame states which
 positions of the logs are *done*, in the whole stream. A reader that has the frame may still lack events of other
 partitions. So:
 
@@ -20,23 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-from stateside.core.errors import SettingInvalid
 from stateside.core.positions import OFFSET_MAX, Position
 from stateside.journal.backends.files import segment
-from stateside.journal.backends.files.file_log import FileLog
-from stateside.journal.backends.files.file_writer import NODES
-from stateside.journal.backends.files.segment import PARTITION, DurableEnd, Frame, Segment
-from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.files.segment import DurableEnd, Frame, Segment
 from stateside.journal.backends.nodes.partition import (
-    MERGED,
     MergedPartition,
     Sources,
-    StreamIdentity,
     sources_of,
-    without_sources,
 )
 
 
@@ -116,76 +99,3 @@ def _sources(opened: Segment, frame: Frame) -> Sources:
 
 def _time(sources: Sources) -> int:
     return sources.read.events()
-
-
-class PartitionEvents(FileLog):
-    """A partition of a merged stream, read as a journal."""
-
-    shown = staticmethod(without_sources)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredStream:
-    """A stream's id (None before its creation) and the journal of each partition, always in the same order."""
-
-    folder: Path
-    id: str | None
-    journals: Mapping[str, FileLog]
-    is_merged: bool
-
-    @classmethod
-    def at(cls, folder: Path) -> StoredStream:
-        """The stream in this folder, as of now; SettingInvalid if the folder is ambiguous."""
-        if not is_merged(folder):
-            journal = FileLog(folder)
-            return cls(folder, journal.id(), {PARTITION: journal}, False)
-        born = StreamIdentity.read(folder / MERGED)
-        if born is None:
-            return cls(folder, None, {}, True)
-        journals = {name: PartitionEvents(folder / MERGED / name) for name in born.names()}
-        return cls(folder, born.id, journals, True)
-
-    def ends(self) -> dict[str, DurableEnd]:
-        """Each partition's end with its place in the files."""
-        return {name: journal.durable_end() for name, journal in self.journals.items()}
-
-    def end(self) -> Position:
-        """The position after the last durable event of every partition."""
-        return Position.of({name: end.offset for name, end in self.ends().items()})
-
-    def begin(self) -> Position:
-        """The position of the first events not dropped."""
-        return Position.of({name: journal.begin()[PARTITION] for name, journal in self.journals.items()})
-
-    def sources(self, offsets: Mapping[str, int], marks: Mapping[str, DurableEnd] | None = None) -> Position:
-        """For a merged stream: a position in the nodes' logs, all events before which are before these offsets.
-
-        The start, for an unmerged stream. `marks` are earlier ends, at or before the offsets: they save the search.
-        """
-        if not self.is_merged:
-            return Position.start()
-        partitions = {name: MergedPartition(journal.directory) for name, journal in self.journals.items()}
-        return sources_at(partitions, offsets, marks or {})
-
-
-def is_merged(folder: Path) -> bool:
-    """Whether the stream in this folder is merged from nodes; SettingInvalid if the folder has its own log as well."""
-    merged = (folder / MERGED).is_dir() or (folder / NODES).is_dir()
-    if merged and segment.segment_offsets(folder):
-        raise SettingInvalid(
-            "This folder has a log of its own, and nodes beside it, whose stream does not have that log's events",
-            where=str(folder),
-            next_step="Keep them in two folders, and name the one that is meant",
-        )
-    return merged
-
-
-def acknowledged_end(folder: Path) -> Position:
-    """The position after all acknowledged events: the stream's end and, with nodes, the ends of their logs.
-
-    A reader's position covers this position once nothing is left to read or to merge.
-    """
-    if not is_merged(folder):
-        return FileLog(folder).end()
-    logs = {name: log.durable_end().offset for name, log in node_logs(folder).items()}
-    return StoredStream.at(folder).end().joined(Position.of(logs))
