@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from stateside.core.processes import Child, free_port
-from stateside.serving.clients import client as sync_client
+from stateside.serving.clients import AsyncClient, Client, transport
 from stateside.serving.clients import core as core_module
-from stateside.serving.clients import transport
-from stateside.serving.clients.async_client import AsyncClient
-from stateside.serving.clients.client import Client
+from stateside.serving.clients.client import TOGETHER_MAX
 from stateside.serving.registry.announcement import SILENCE_S
 from tests.serving.cluster import Cluster
 
@@ -129,4 +127,4 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"the copy is asked last for {core_module.AWAY_S:g} s",
     ):
         assert said in flat, said
-    assert sync_client.TOGETHER_MAX >= 2
+    assert TOGETHER_MAX >= 2

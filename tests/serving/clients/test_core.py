@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import KeyInvalid, Misdirected, NotFreshEnough, OperatingError, StatesideError
 from stateside.replica.shard import Share
-from stateside.serving.clients.calls import Asking
+from stateside.serving.clients.calls import Calls
 from stateside.serving.clients.core import PAUSE_S_MAX, Core, RetryDecision, pause_s, verdict
-from stateside.serving.clients.requests import ClientFloor
 from stateside.serving.clients.steps import Ask, NoReply, Pause, Reply, Send, Steps, Together
 from stateside.serving.registry.announcement import Announcement, HeldShare
 
@@ -71,17 +70,18 @@ class World:
 
     def run(self, steps: Steps[Any]) -> Any:
         told: Any = None
-        error: StatesideError | None = None
         while True:
             try:
-                step = steps.send(told) if error is None else steps.throw(error)
+                step = steps.send(told)
             except StopIteration as end:
                 return end.value
-            error = None
-            try:
-                told = self.do(step)
-            except StatesideError as raised:
-                error = raised
+            told = self.do(step)
+
+    def outcome(self, steps: Steps[Any]) -> Any:
+        try:
+            return self.run(steps)
+        except StatesideError as error:
+            return error
 
     def do(self, step: Any) -> Any:
         match step:
@@ -89,7 +89,7 @@ class World:
                 assert seconds > 0
                 self.now_s += seconds
             case Together(courses):
-                return [self.run(course) for course in courses]
+                return [self.outcome(course) for course in courses]
             case Send(url, ask, timeout_s):
                 assert timeout_s > 0
                 self.now_s += min(self.takes_s, timeout_s)
@@ -187,6 +187,24 @@ def test_what_would_be_refused_again_is_raised_at_once(error: StatesideError) ->
         assert len(made.sent) == 1
 
 
+@pytest.mark.parametrize(
+    "location",
+    [
+        "c",
+        [],
+        {"servers": 1},
+        {"servers": ["c"]},
+        {"servers": [{}]},
+        {"servers": [{"url": 1}]},
+        {"servers": [{"url": ""}]},
+    ],
+)
+def test_a_malformed_location_of_keys_is_one_sentence_with_the_server(location: Any) -> None:
+    made = world({}, problem(Misdirected("elsewhere", location=location)))
+    with pytest.raises(OperatingError, match=r"the location of the keys is malformed.*http://a"):
+        made.run(made.core().reply(Ask("GET", "/x")))
+
+
 def test_a_server_that_did_not_reply_is_asked_last_for_a_while() -> None:
     made = world({"http://a": [BROKEN]}, fine())
     core = made.core()
@@ -199,7 +217,7 @@ def test_a_server_that_did_not_reply_is_asked_last_for_a_while() -> None:
 def test_a_question_that_may_wait_has_so_much_longer() -> None:
     made = world({}, BROKEN, takes_s=100)
     with pytest.raises(OperatingError, match="No Stateside server answered: connection reset"):
-        made.run(Asking(made.core(deadline_s=3)).rows("bill", ["x"], ClientFloor(wait_ms=25_000)))
+        made.run(Calls(made.core(deadline_s=3)).rows("bill", "x", wait_ms=25_000))
     assert made.now_s == pytest.approx(3 + 20)
 
 
@@ -238,10 +256,10 @@ def test_a_key_goes_straight_to_the_share_that_has_it() -> None:
     places = {"a": "1/2", "b": "2/2"}
     made = World({}, {f"http://{name}": fine(share) for name, share in places.items()})
     made.servers = lambda: [server(name, share) for name, share in places.items()]
-    asking = Asking(made.core(["http://a"]))
+    calls = Calls(made.core(["http://a"]))
     for customer in ("emma", "ben", "mia", "noah", "x", "y"):
         made.sent.clear()
-        assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share_of(customer)
+        assert made.run(calls.rows("bill", customer)).stamp.share == share_of(customer)
         assert len(made.sent) == 1
 
 
@@ -251,15 +269,15 @@ def test_a_share_that_moved_is_found_again_where_the_server_says_or_the_others_d
     moved = Misdirected("moved", location={"share": share, "servers": [{"url": "http://c"}]})
     made = World({}, {"http://a": problem(moved), "http://b": REFUSED, "http://c": fine(share)})
     made.servers = lambda: [server("a", share)]
-    asking = Asking(made.core(["http://a"]))
-    assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share
+    calls = Calls(made.core(["http://a"]))
+    assert made.run(calls.rows("bill", customer)).stamp.share == share
     assert [url for _, url in made.sent] == ["http://a", "http://c"]
 
     made = World({}, {"http://a": fine("9/9"), "http://b": REFUSED, "http://c": fine(share)})
     announced = [server("b", share)]
     made.servers = lambda: [server("c", share)] if made.sent else announced
-    asking = Asking(made.core(["http://a"]))
-    assert made.run(asking.rows("bill", [customer], ClientFloor())).stamp.share == share
+    calls = Calls(made.core(["http://a"]))
+    assert made.run(calls.rows("bill", customer)).stamp.share == share
     assert [url for _, url in made.sent] == ["http://b", "http://c"]
 
 
@@ -267,14 +285,14 @@ def test_a_missing_share_is_told_by_its_number() -> None:
     made = World({}, {"http://a": fine("1/2")})
     made.servers = lambda: [server("a", "1/2")]
     with pytest.raises(OperatingError, match=r"no server announces the shares 2/2 of the view 'bill'"):
-        made.run(Asking(made.core(["http://a"])).rollup("bill", [], [], ClientFloor()))
+        made.run(Calls(made.core(["http://a"])).rollup("bill", []))
 
 
 def test_an_answer_of_another_share_than_was_asked_is_not_taken() -> None:
     """The server was started again with another share since it was looked up: its rows would be missing or doubled."""
     made = World({"http://a": iter([fine("2/2")])}, {"http://a": fine("1/2"), "http://b": fine("2/2")})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor()))
+    answer = made.run(Calls(made.core(["http://a"])).rows("bill"))
     assert [stamp.share for stamp in answer.stamps] == ["1/2", "2/2"]
 
 
@@ -300,7 +318,7 @@ def test_answers_of_shares_at_different_batches_are_asked_again_as_of_the_lowest
 
     made = Batches({}, {})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor(max_age_ms=5)))
+    answer = made.run(Calls(made.core(["http://a"])).rows("bill", max_age_ms=5))
     assert asked == [("http://a", ""), ("http://b", ""), ("http://a", "5")]
     assert (answer.one_batch, answer.stamp.batch, answer.stamp.share) == (True, 5, None)
 
@@ -318,6 +336,6 @@ def test_where_the_history_does_not_go_back_so_far_the_answer_says_that_it_is_of
 
     made = Gone({}, {})
     made.servers = lambda: [server("a", "1/2"), server("b", "2/2")]
-    answer = made.run(Asking(made.core(["http://a"])).rows("bill", [], ClientFloor()))
+    answer = made.run(Calls(made.core(["http://a"])).rows("bill"))
     assert (answer.one_batch, answer.stamp.batch, answer.stamp.share) == (False, 5, "2/2")
     assert [stamp.batch for stamp in answer.stamps] == [7, 5]

@@ -1,4 +1,4 @@
-"""The calls of a client, as steps: requests go to the servers with the keys, and answers of shards are combined."""
+"""The calls of both clients, as steps: requests go to the servers with the keys, answers of shards are combined."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from stateside.core.positions import Position
 from stateside.journal.event import Event
 from stateside.serving.clients import requests
 from stateside.serving.clients.answers import Answer, Location, Lookup, Row, SqlAnswer
+from stateside.serving.clients.change_stream import ClientWatch, WatchQuestion
 from stateside.serving.clients.core import Core
-from stateside.serving.clients.requests import ClientFloor, Part, of_view, texts
+from stateside.serving.clients.requests import ClientFloor, Part, of_path, of_view, other_parameters, texts
+from stateside.serving.clients.scans import PAGE_ROWS, ClientScan, ScanQuestion
 from stateside.serving.clients.shards import ShardRequest, Shards, SharesChanged, added_up, by_key
 from stateside.serving.clients.steps import Ask, Reply, Steps
 from stateside.serving.stamp import Source
@@ -23,103 +25,200 @@ KEYS_MAX = 1_000  # in one request; more keys are sent in several
 SQL_MS = 30_000  # a statement's default timeout
 
 
-class Asking:
-    """All calls, over one core."""
+class Calls:
+    """The methods of both clients, over one core. Each returns steps: a client runs the steps and returns the result.
+
+    `scan` and `watch` return steps that deliver values.
+    """
 
     def __init__(self, core: Core) -> None:
-        self.core, self.places = core, Shards(core)
+        self._core, self._places = core, Shards(core)
 
     # Calls by key
 
-    def rows(self, view: str, key: Sequence[Part], floor: ClientFloor, source: Source | None = None) -> Steps[Answer]:
-        """The rows of a key, or of a key prefix."""
+    def rows(
+        self,
+        view: str,
+        *key: Part,
+        source: Source | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Steps[Answer]:
+        """The rows of one key, or of a key prefix: live rows, sealed rows, or by default both."""
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         parts = texts(key)
         more = () if source is None else (("source", source),)
         ask = partial(of_view, view, "rows", parts, more=more)
-        deadline_s = self.core.deadline(ask(floor))
+        deadline_s = self._core.deadline(ask(floor))
         course = partial(self._rows, view, parts, ask, floor, deadline_s)
-        return (yield from self.places.anew(course, SharesChanged, deadline_s))
+        return (yield from self._places.anew(course, SharesChanged, deadline_s))
 
-    def lookup(self, view: str, keys: Sequence[Sequence[Part] | str], floor: ClientFloor) -> Steps[Lookup]:
-        """The rows of many whole keys, in the order of the keys."""
+    def lookup(
+        self,
+        view: str,
+        keys: Sequence[Sequence[Part] | str],
+        *,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Steps[Lookup]:
+        """The rows of many whole keys, of one batch; `found` is in the order of the keys."""
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         whole = [[key] if isinstance(key, str) else texts(key) for key in keys]
         if not whole:
             raise RequestInvalid("There is no key to look up", next_step="Give one at least")
-        deadline_s = self.core.deadline(of_view(view, "lookup", (), floor))
-        return (
-            yield from self.places.anew(lambda: self._lookup(view, whole, floor, deadline_s), Misdirected, deadline_s)
-        )
+        deadline_s = self._core.deadline(of_view(view, "lookup", (), floor))
+        course = partial(self._lookup, view, whole, floor, deadline_s)
+        return (yield from self._places.anew(course, Misdirected, deadline_s))
 
-    def sum(self, view: str, key: Sequence[Part], span: requests.Parameters, floor: ClientFloor) -> Steps[Answer]:
-        """A range of one key's buckets, combined."""
-        parts = texts(key)
-        ask = of_view(view, "sum", parts, floor, span)
-        yield from self.core.look(self.core.deadline(ask))
-        return (yield from self.core.read(ask, self._answer(view), self.places.one_place(view, parts)))
+    def scan(
+        self,
+        view: str,
+        *key: Part,
+        where: Sequence[str] = (),
+        order: str | None = None,
+        columns: Sequence[str] | None = None,
+        page_rows: int = PAGE_ROWS,
+        rows_max: int | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Steps[None]:
+        """The rows page by page, all of one batch, restricted to a key prefix and to all predicates in `where`."""
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
+        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
+        return ClientScan(self._places, question).pages()
 
-    def locate(self, view: str, key: Sequence[Part]) -> Steps[Location]:
-        """The location of a key, as reported by any server."""
+    def watch(
+        self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
+    ) -> Steps[None]:
+        """The present rows, then the changes of every batch; reconnects after a broken connection.
+
+        `after` is the id of the last change of an earlier watch. Close the iterator to stop.
+        """
+        return ClientWatch(self._places, WatchQuestion(view, texts(key), rollup, after)).changes()
+
+    def sum(
+        self,
+        view: str,
+        *key: Part,
+        from_time: Part | None = None,
+        to_time: Part | None = None,
+        last: str | None = None,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Steps[Answer]:
+        """The buckets of one key in a time range, or over the last hours or days ("24h"), combined into one row."""
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
+        parts, span = texts(key), (("from", from_time), ("to", to_time), ("last", last))
+        given = {name: value for name, value in span if value is not None}
+        ask = of_view(view, "sum", parts, floor, other_parameters(given))
+        yield from self._core.look(self._core.deadline(ask))
+        return (yield from self._core.read(ask, self._answer(view), self._places.one_place(view, parts)))
+
+    def locate(self, view: str, *key: Part) -> Steps[Location]:
+        """The shard of a key, and the servers with the shard."""
         ask = of_view(view, "location", texts(key), ClientFloor())
-        return (yield from self.core.read(ask, lambda told: Location(told["share"], told["servers"])))
+        return (yield from self._core.read(ask, lambda told: Location(told["share"], told["servers"])))
 
     # Calls to all shards
 
-    def rollup(self, view: str, columns: Sequence[str], key: Sequence[Part], floor: ClientFloor) -> Steps[Answer]:
-        """A rollup; the rows of several shards are added up here."""
+    def rollup(
+        self,
+        view: str,
+        columns: Sequence[str],
+        *key: Part,
+        min_position: Position | str | None = None,
+        max_age_ms: int | None = None,
+        wait_ms: int | None = None,
+        as_of: int | None = None,
+    ) -> Steps[Answer]:
+        """A rollup: the view's rows summed by these columns, for one coarser key or a prefix of the coarser key."""
+        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         ask = partial(of_view, view, requests.rollup_path(columns), texts(key))
-        deadline_s = self.core.deadline(ask(floor))
+        deadline_s = self._core.deadline(ask(floor))
         course = partial(self._rollup, view, columns, ask, floor, deadline_s)
-        return (yield from self.places.anew(course, SharesChanged, deadline_s))
+        return (yield from self._places.anew(course, SharesChanged, deadline_s))
 
     # Calls to any server
 
     def views(self) -> Steps[list[dict[str, Any]]]:
-        """The served views."""
-        return (yield from self.core.read(Ask("GET", "/v1/views"), lambda told: list(told["views"])))
+        """The served views, each with the state of its job."""
+        return (yield from self._core.read(Ask("GET", "/v1/views"), lambda told: list(told["views"])))
 
     def servers(self) -> Steps[list[dict[str, Any]]]:
-        """The announced servers."""
-        return (yield from self.core.read(Ask("GET", "/v1/servers"), lambda told: list(told["servers"])))
+        """The servers, and the shards of each."""
+        return (yield from self._core.read(Ask("GET", "/v1/servers"), lambda told: list(told["servers"])))
 
-    def document(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[dict[str, Any]]:
-        """The JSON document at a path."""
-        ask = Ask("GET", path, (*floor.parameters(), *parameters), wait_s=floor.wait_s)
-        return (yield from self.core.read(ask, dict))
+    def get(
+        self,
+        /,
+        path: str,
+        *,
+        min_position: Position | str | None = None,
+        wait_ms: int | None = None,
+        **parameters: Part,
+    ) -> Steps[dict[str, Any]]:
+        """The JSON document at a path, such as a bill."""
+        ask = of_path(path, parameters, ClientFloor(min_position, None, wait_ms))
+        return (yield from self._core.read(ask, dict))
 
-    def content(self, path: str, parameters: requests.Parameters, floor: ClientFloor) -> Steps[bytes]:
-        """The content at a path."""
+    def content(
+        self,
+        /,
+        path: str,
+        *,
+        min_position: Position | str | None = None,
+        wait_ms: int | None = None,
+        **parameters: Part,
+    ) -> Steps[bytes]:
+        """The content at a path, such as a PDF."""
         reply: Reply
-        ask = Ask("GET", path, (*floor.parameters(), *parameters), wait_s=floor.wait_s)
-        _, reply = yield from self.core.reply(ask)
+        _, reply = yield from self._core.reply(of_path(path, parameters, ClientFloor(min_position, None, wait_ms)))
         return reply.content
 
     def sql(
-        self, sql: str, parameters: Sequence[Any], rows_max: int | None, timeout_ms: int | None
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        rows_max: int | None = None,
+        timeout_ms: int | None = None,
     ) -> Steps[SqlAnswer]:
-        """A statement's result, from a server with all keys in the token's scope."""
+        """The result of a statement, over one snapshot of each view in the statement.
+
+        Goes to a server with all keys, or with the shard that has the token's rows. RequestInvalid without such a
+        server.
+        """
         limits = {"rows_max": rows_max, "timeout_ms": timeout_ms}
         document: dict[str, Any] = {"sql": sql, "parameters": list(parameters), "format": "json"}
         document |= {name: value for name, value in limits.items() if value is not None}
         ask = requests.posted("/v1/sql", document, wait_s=(timeout_ms or SQL_MS) / 1_000)
-        deadline_s = self.core.deadline(ask)
-        yield from self.core.look(deadline_s)
+        deadline_s = self._core.deadline(ask)
+        yield from self._core.look(deadline_s)
         try:
-            return (yield from self.core.read(ask, SqlAnswer.of, self.places.with_all_keys(), deadline_s))
+            return (yield from self._core.read(ask, SqlAnswer.of, self._places.with_all_keys(), deadline_s))
         except Misdirected as error:
-            if not self.core.locations.named_by(error):
+            if not self._core.locations.named_by(error):
                 raise _of_shares() from error
-            return (yield from self.core.read(ask, SqlAnswer.of, self.places.named_by(error), deadline_s))
+            return (yield from self._core.read(ask, SqlAnswer.of, self._places.named_by(error), deadline_s))
 
     def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Steps[Position]:
-        """Append events, in as many consecutive requests as needed; returns the receipt of all.
+        """Append events, each stored once even if sent repeatedly; returns the receipt, for `min_position`.
 
-        If a request fails, the error reports how many events are stored: all of the earlier requests, none of the later
-        ones.
+        More than 1,000 events go in several consecutive requests. If a request fails, the error reports how many events
+        are stored: all of the earlier requests, none of the later ones.
         """
         stored, receipt = 0, Position.start()
         for count, ask in requests.appended(events):
             try:
-                receipt = receipt.joined((yield from self.core.read(ask, _receipt)))
+                receipt = receipt.joined((yield from self._core.read(ask, _receipt)))
             except StatesideError as error:
                 raise _partly(error, stored, len(events)) from error
             stored += count
@@ -131,42 +230,42 @@ class Asking:
         """The rows of several shards in key order; KeyInvalid if a shard has more rows than one answer."""
         if any(answer.cursor is not None for answer in answers):
             raise KeyInvalid("There are more of these rows than one answer holds", next_step="Scan them, page by page")
-        rows = sorted((row for answer in answers for row in answer.rows), key=by_key(self.places.key(view)))
-        return Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+        rows = sorted((row for answer in answers for row in answer.rows), key=by_key(self._places.key(view)))
+        return Answer.together(rows, [answer.stamp for answer in answers], self._places.types(view))
 
     def _rows(
         self, view: str, parts: Sequence[str], ask: Callable[[ClientFloor], Ask], floor: ClientFloor, deadline_s: float
     ) -> Steps[Answer]:
         make = self._answer(view)
-        places = self.places.of(view, parts)
+        places = self._places.of(view, parts)
         if len(places) == 1:
-            return (yield from self.core.read(ask(floor), make, places[0].whom, deadline_s))
+            return (yield from self._core.read(ask(floor), make, places[0].whom, deadline_s))
         try:
-            answers = yield from self.places.at_one_batch(self.places.asked_of(places, ask), make, floor, deadline_s)
+            answers = yield from self._places.at_one_batch(self._places.asked_of(places, ask), make, floor, deadline_s)
         except Misdirected as error:  # the token's scope is all in one shard
-            return (yield from self.core.read(ask(floor), make, self.places.named_by(error), deadline_s))
+            return (yield from self._core.read(ask(floor), make, self._places.named_by(error), deadline_s))
         return self._put_together(view, answers)
 
     def _lookup(self, view: str, keys: Sequence[Sequence[str]], floor: ClientFloor, deadline_s: float) -> Steps[Lookup]:
         groups = self._by_place(view, keys)
         asked = [self._lookup_asked(view, [keys[index] for index in group]) for group in groups]
-        answers = yield from self.places.at_one_batch(asked, Lookup.of, floor, deadline_s)
+        answers = yield from self._places.at_one_batch(asked, Lookup.of, floor, deadline_s)
         found: list[Row | None] = [None] * len(keys)
         for group, answer in zip(groups, answers, strict=True):
             for index, row in zip(group, answer.found, strict=True):
                 found[index] = row
-        return Lookup.together_found(found, [answer.stamp for answer in answers], self.places.types(view))
+        return Lookup.together_found(found, [answer.stamp for answer in answers], self._places.types(view))
 
     def _rollup(
         self, view: str, columns: Sequence[str], ask: Callable[..., Ask], floor: ClientFloor, deadline_s: float
     ) -> Steps[Answer]:
-        shares = self.places.shares(view)
+        shares = self._places.shares(view)
         if len(shares) == 1:
-            return (yield from self.core.read(ask(floor), self._answer(view), shares[0].whom, deadline_s))
-        asked = self.places.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
-        answers = yield from self.places.at_one_batch(asked, Answer.of, floor, deadline_s)
-        rows = added_up([answer.document for answer in answers], columns, self.places.key(view))
-        whole = Answer.together(rows, [answer.stamp for answer in answers], self.places.types(view))
+            return (yield from self._core.read(ask(floor), self._answer(view), shares[0].whom, deadline_s))
+        asked = self._places.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
+        answers = yield from self._places.at_one_batch(asked, Answer.of, floor, deadline_s)
+        rows = added_up([answer.document for answer in answers], columns, self._places.key(view))
+        whole = Answer.together(rows, [answer.stamp for answer in answers], self._places.types(view))
         lacking = answers[0].document.get("not_in_rollups")
         return replace(whole, document={**whole.document, "not_in_rollups": lacking}) if lacking else whole
 
@@ -174,11 +273,11 @@ class Asking:
         """The indexes of the keys, grouped by their servers, in groups of at most KEYS_MAX."""
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for index, parts in enumerate(keys):
-            groups[tuple(self.core.locations.of_key(view, parts, self.core.clock()))].append(index)
+            groups[tuple(self._core.locations.of_key(view, parts, self._core.clock()))].append(index)
         return [group[at : at + KEYS_MAX] for group in groups.values() for at in range(0, len(group), KEYS_MAX)]
 
     def _lookup_asked(self, view: str, keys: Sequence[Sequence[str]]) -> ShardRequest:
-        path, whom = of_view(view, "lookup", (), ClientFloor()).path, self.places.whom(view, keys[0])
+        path, whom = of_view(view, "lookup", (), ClientFloor()).path, self._places.whom(view, keys[0])
         body = {"keys": keys}
         return ShardRequest(
             replace(whom, follow=False),
@@ -186,7 +285,7 @@ class Asking:
         )
 
     def _answer(self, view: str) -> Callable[[Mapping[str, Any]], Answer]:
-        return lambda document: Answer.of(document, self.places.types(view))
+        return lambda document: Answer.of(document, self._places.types(view))
 
 
 def _of_shares() -> RequestInvalid:

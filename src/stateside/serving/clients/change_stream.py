@@ -94,7 +94,7 @@ class ClientWatch:
         """Raise the error of a cut that would happen again; False for a client that was only too slow."""
         problem = object_of(event.data, "an event", url).get("problem")
         if isinstance(problem, dict):
-            raise problem_error(problem)
+            raise problem_error(problem, url)
         return False
 
     def _whom(self) -> Whom:

@@ -1,28 +1,25 @@
-"""The synchronous client; raises the servers' problem documents as Stateside errors."""
+"""The two clients. `calls` has their methods, with signatures and docstrings; here the methods' steps are run."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import AsyncExitStack, ExitStack, aclosing, closing
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import httpx
 
 from stateside.core.errors import StatesideError
-from stateside.core.positions import Position
-from stateside.journal.event import Event
 from stateside.serving.clients import transport
-from stateside.serving.clients.answers import Answer, Change, Location, Lookup, SqlAnswer
-from stateside.serving.clients.calls import Asking
-from stateside.serving.clients.change_stream import ClientWatch, WatchQuestion
+from stateside.serving.clients.answers import Answer, Change
+from stateside.serving.clients.calls import Calls
 from stateside.serving.clients.core import DEADLINE_S, Core
-from stateside.serving.clients.requests import ClientFloor, Part, other_parameters, span, texts
-from stateside.serving.clients.scans import PAGE_ROWS, ClientScan, ScanQuestion
 from stateside.serving.clients.steps import (
     Deliver,
     NextLine,
@@ -35,20 +32,65 @@ from stateside.serving.clients.steps import (
     Steps,
     Together,
 )
-from stateside.serving.stamp import Source
 
+TOGETHER_MAX: Final = 32  # shards asked at the same time
+
+P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
-TOGETHER_MAX = 32  # shards asked at the same time
+
+def _documented(method: F, call: Callable[..., Any], returns: str) -> F:
+    """The method with the name, docstring and parameters of its call."""
+    wraps(call)(method)
+    vars(method)["__signature__"] = signature(call).replace(return_annotation=returns)
+    return method
 
 
-class Client:
-    """Sends each request to a server that has the keys. Thread-safe.
+def _result(call: Callable[..., Steps[Any]]) -> str:
+    """The type that steps return, as written in the call's annotation `Steps[…]`."""
+    return str(call.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
 
-    `urls` are the first servers; the client discovers the others. Every call ends within `deadline_s`, repeatable
-    requests are retried until then; if no server is reachable at all, within `unreached_s`. `certificate` is a file of
-    certificates to trust, besides the usual ones. With `direct` only the given servers are asked, once each.
-    """
+
+def _wait_for(call: Callable[Concatenate[Calls, P], Steps[T]]) -> Callable[Concatenate[Client, P], T]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(call(self._calls, *args, **kwargs))
+
+    return _documented(method, call, _result(call))
+
+
+def _iterate(
+    call: Callable[Concatenate[Calls, P], Steps[None]], item: type[T]
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._iterate(call(self._calls, *args, **kwargs))
+
+    return _documented(method, call, f"Iterator[{item.__name__}]")
+
+
+def _await(
+    call: Callable[Concatenate[Calls, P], Steps[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(call(self._calls, *args, **kwargs))
+
+    return _documented(method, call, _result(call))
+
+
+def _iterate_async(
+    call: Callable[Concatenate[Calls, P], Steps[None]], item: type[T]
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self._iterate(call(self._calls, *args, **kwargs))
+
+    return _documented(method, call, f"AsyncIterator[{item.__name__}]")
+
+
+class _AnyClient(Generic[Http]):
+    """The construction of both clients."""
+
+    _kind: type[Http]
 
     def __init__(
         self,
@@ -61,142 +103,34 @@ class Client:
         unreached_s: float | None = None,
     ) -> None:
         core = Core(transport.addresses(urls), deadline_s=deadline_s, direct=direct, unreached_s=unreached_s)
-        self._asking = Asking(core)
-        self._http = httpx.Client(**transport.settings(token, certificate))
+        self._calls = Calls(core)
+        self._http: Http = self._kind(**transport.settings(token, certificate))
 
-    def rows(
-        self,
-        view: str,
-        *key: Part,
-        source: Source | None = None,
-        min_position: Position | str | None = None,
-        max_age_ms: int | None = None,
-        wait_ms: int | None = None,
-        as_of: int | None = None,
-    ) -> Answer:
-        """The rows of one key, or of a key prefix: live rows, sealed rows, or by default both."""
-        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        return self._run(self._asking.rows(view, key, floor, source))
 
-    def lookup(
-        self,
-        view: str,
-        keys: Sequence[Sequence[Part] | str],
-        *,
-        min_position: Position | str | None = None,
-        max_age_ms: int | None = None,
-        wait_ms: int | None = None,
-        as_of: int | None = None,
-    ) -> Lookup:
-        """The rows of many whole keys, of one batch; `found` is in the order of the keys."""
-        return self._run(self._asking.lookup(view, keys, ClientFloor(min_position, max_age_ms, wait_ms, as_of)))
+class Client(_AnyClient[httpx.Client]):
+    """Sends each request to a server that has the keys. Thread-safe.
 
-    def scan(
-        self,
-        view: str,
-        *key: Part,
-        where: Sequence[str] = (),
-        order: str | None = None,
-        columns: Sequence[str] | None = None,
-        page_rows: int = PAGE_ROWS,
-        rows_max: int | None = None,
-        min_position: Position | str | None = None,
-        max_age_ms: int | None = None,
-        wait_ms: int | None = None,
-        as_of: int | None = None,
-    ) -> Iterator[Answer]:
-        """The rows page by page, all of one batch, restricted to a key prefix and to all predicates in `where`."""
-        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
-        return self._iterate(ClientScan(self._asking.places, question).pages())
+    `urls` are the first servers; the client discovers the others. Every call ends within `deadline_s`, repeatable
+    requests are retried until then; if no server is reachable at all, within `unreached_s`. `certificate` is a file of
+    certificates to trust, besides the usual ones. With `direct` only the given servers are asked, once each. Problem
+    documents of the servers are raised as Stateside errors.
+    """
 
-    def watch(
-        self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
-    ) -> Iterator[Change]:
-        """The present rows, then the changes of every batch; reconnects after a broken connection.
+    _kind = httpx.Client
 
-        `after` is the id of the last change of an earlier watch. Close the iterator to stop.
-        """
-        return self._iterate(ClientWatch(self._asking.places, WatchQuestion(view, texts(key), rollup, after)).changes())
-
-    def sum(
-        self,
-        view: str,
-        *key: Part,
-        from_time: Part | None = None,
-        to_time: Part | None = None,
-        last: str | None = None,
-        min_position: Position | str | None = None,
-        max_age_ms: int | None = None,
-        wait_ms: int | None = None,
-        as_of: int | None = None,
-    ) -> Answer:
-        """The buckets of one key in a time range, or over the last hours or days ("24h"), combined into one row."""
-        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        return self._run(self._asking.sum(view, key, span(from_time, to_time, last), floor))
-
-    def rollup(
-        self,
-        view: str,
-        columns: Sequence[str],
-        *key: Part,
-        min_position: Position | str | None = None,
-        max_age_ms: int | None = None,
-        wait_ms: int | None = None,
-        as_of: int | None = None,
-    ) -> Answer:
-        """A rollup: the view's rows summed by these columns, for one coarser key or a prefix of the coarser key."""
-        floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        return self._run(self._asking.rollup(view, columns, key, floor))
-
-    def sql(
-        self,
-        sql: str,
-        parameters: Sequence[Any] = (),
-        *,
-        rows_max: int | None = None,
-        timeout_ms: int | None = None,
-    ) -> SqlAnswer:
-        """The result of a statement, over one snapshot of each view in the statement.
-
-        Goes to a server with all keys, or with the shard that has the token's rows. RequestInvalid without such a
-        server.
-        """
-        return self._run(self._asking.sql(sql, parameters, rows_max, timeout_ms))
-
-    def append(self, events: Sequence[Event | Mapping[str, Any]]) -> Position:
-        """Append events, each stored once even if sent repeatedly; returns the receipt, for `min_position`.
-
-        More than 1,000 events go in several consecutive requests. If a request fails, the error reports how many events
-        are stored: all of the earlier requests, none of the later ones.
-        """
-        return self._run(self._asking.append(events))
-
-    def views(self) -> list[dict[str, Any]]:
-        """The served views, each with the state of its job."""
-        return self._run(self._asking.views())
-
-    def servers(self) -> list[dict[str, Any]]:
-        """The servers, and the shards of each."""
-        return self._run(self._asking.servers())
-
-    def locate(self, view: str, *key: Part) -> Location:
-        """The shard of a key, and the servers with the shard."""
-        return self._run(self._asking.locate(view, key))
-
-    def get(
-        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
-    ) -> dict[str, Any]:
-        """The JSON document at a path, such as a bill."""
-        floor = ClientFloor(min_position, None, wait_ms)
-        return self._run(self._asking.document(path, other_parameters(parameters), floor))
-
-    def content(
-        self, path: str, *, min_position: Position | str | None = None, wait_ms: int | None = None, **parameters: Part
-    ) -> bytes:
-        """The content at a path, such as a PDF."""
-        floor = ClientFloor(min_position, None, wait_ms)
-        return self._run(self._asking.content(path, other_parameters(parameters), floor))
+    rows = _wait_for(Calls.rows)
+    lookup = _wait_for(Calls.lookup)
+    scan = _iterate(Calls.scan, Answer)
+    watch = _iterate(Calls.watch, Change)
+    sum = _wait_for(Calls.sum)
+    rollup = _wait_for(Calls.rollup)
+    sql = _wait_for(Calls.sql)
+    append = _wait_for(Calls.append)
+    views = _wait_for(Calls.views)
+    servers = _wait_for(Calls.servers)
+    locate = _wait_for(Calls.locate)
+    get = _wait_for(Calls.get)
+    content = _wait_for(Calls.content)
 
     def close(self) -> None:
         self._http.close()
@@ -208,54 +142,48 @@ class Client:
         self.close()
 
     def _run(self, steps: Steps[T]) -> T:
-        """Run steps to the end."""
-        go_on: Callable[[], Step] = partial(steps.send, None)
+        result: Any = None
         while True:
             try:
-                step = go_on()
+                step = steps.send(result)
             except StopIteration as end:
-                result: T = end.value
-                return result
-            try:
-                go_on = partial(steps.send, self._do(step))
-            except StatesideError as error:
-                go_on = partial(steps.throw, error)
+                returned: T = end.value
+                return returned
+            result = self._do(step)
 
     def _iterate(self, steps: Steps[None]) -> Iterator[Any]:
-        """Run steps and yield the delivered values. Closes the steps' stream at the end."""
-        go_on: Callable[[], Step] = partial(steps.send, None)
-        with closing(_Stream(self._http)) as stream, closing(steps):
+        """Yield the delivered values. Closes the stream of the steps at the end."""
+        result: Any = None
+        with closing(LineStream(self._http)) as stream, closing(steps):
             while True:
                 try:
-                    step = go_on()
+                    step = steps.send(result)
                 except StopIteration:
                     return
                 if isinstance(step, Deliver):
                     yield step.value
-                    go_on = partial(steps.send, None)
-                    continue
-                try:
-                    told = stream.do(step) if isinstance(step, OpenStream | NextLine) else self._do(step)
-                    go_on = partial(steps.send, told)
-                except StatesideError as error:
-                    go_on = partial(steps.throw, error)
+                    result = None
+                else:
+                    result = stream.do(step) if isinstance(step, OpenStream | NextLine) else self._do(step)
 
     def _do(self, step: Step) -> Any:
         match step:
             case Send():
                 return self._send(step)
             case Pause(seconds):
-                time.sleep(seconds)
-                return None
+                return time.sleep(seconds)
+            case Together([course]):
+                return [self._outcome(course)]
             case Together(courses):
-                return self._together(courses)
+                with ThreadPoolExecutor(min(len(courses), TOGETHER_MAX)) as pool:
+                    return list(pool.map(self._outcome, courses))
         raise AssertionError(f"{step} is not for here")
 
-    def _together(self, courses: Sequence[Steps[Any]]) -> list[Any]:
-        if len(courses) == 1:
-            return [self._run(courses[0])]
-        with ThreadPoolExecutor(min(len(courses), TOGETHER_MAX)) as pool:
-            return list(pool.map(self._run, courses))
+    def _outcome(self, steps: Steps[T]) -> T | StatesideError:
+        try:
+            return self._run(steps)
+        except StatesideError as error:
+            return error
 
     def _send(self, step: Send) -> Reply | NoReply:
         """One attempt. Ends after `timeout_s`, even while the server keeps sending small pieces."""
@@ -266,18 +194,18 @@ class Client:
                 for part in response.iter_bytes():
                     content += part
                     if time.monotonic() > until_s:
-                        return NoReply(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
+                        return transport.too_slow(step)
                 return transport.reply(response, bytes(content))
         except httpx.HTTPError as error:
             return transport.silence(error)
 
 
-class _Stream:
+class LineStream:
     """The open stream of a series of steps; at most one."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._http, self._opened = client, ExitStack()
-        self._lines: Iterator[str] = iter(())
+        self._lines: Iterator[str]
 
     def do(self, step: OpenStream | NextLine) -> Reply | NoReply | str | None:
         """Open a stream in place of the previous one, or read the next line; None at the end."""
@@ -291,8 +219,117 @@ class _Stream:
 
     def _open(self, step: OpenStream) -> Reply:
         self._opened.close()
-        response = self._opened.enter_context(
-            self._http.stream(**transport.request(step.url, step.ask, step.timeout_s))
-        )
+        asked = self._http.stream(**transport.request(step.url, step.ask, step.timeout_s))
+        response = self._opened.enter_context(asked)
         self._lines = response.iter_lines()
         return transport.reply(response, b"" if response.is_success else response.read())
+
+
+class AsyncClient(_AnyClient[httpx.AsyncClient]):
+    """Sends each request to a server that has the keys. For one event loop. The settings are those of `Client`."""
+
+    _kind = httpx.AsyncClient
+
+    rows = _await(Calls.rows)
+    lookup = _await(Calls.lookup)
+    scan = _iterate_async(Calls.scan, Answer)
+    watch = _iterate_async(Calls.watch, Change)
+    sum = _await(Calls.sum)
+    rollup = _await(Calls.rollup)
+    sql = _await(Calls.sql)
+    append = _await(Calls.append)
+    views = _await(Calls.views)
+    servers = _await(Calls.servers)
+    locate = _await(Calls.locate)
+    get = _await(Calls.get)
+    content = _await(Calls.content)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        result: Any = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                returned: T = end.value
+                return returned
+            result = await self._do(step)
+
+    async def _iterate(self, steps: Steps[None]) -> AsyncIterator[Any]:
+        """Yield the delivered values. Closes the stream of the steps at the end."""
+        result: Any = None
+        async with aclosing(AsyncLineStream(self._http)) as stream:
+            with closing(steps):
+                while True:
+                    try:
+                        step = steps.send(result)
+                    except StopIteration:
+                        return
+                    if isinstance(step, Deliver):
+                        yield step.value
+                        result = None
+                    else:
+                        done = stream.do(step) if isinstance(step, OpenStream | NextLine) else self._do(step)
+                        result = await done
+
+    async def _do(self, step: Step) -> Any:
+        match step:
+            case Send():
+                return await self._send(step)
+            case Pause(seconds):
+                return await asyncio.sleep(seconds)
+            case Together(courses):
+                return await asyncio.gather(*map(self._outcome, courses))
+        raise AssertionError(f"{step} is not for here")
+
+    async def _outcome(self, steps: Steps[T]) -> T | StatesideError:
+        try:
+            return await self._run(steps)
+        except StatesideError as error:
+            return error
+
+    async def _send(self, step: Send) -> Reply | NoReply:
+        """One attempt. Ends after `timeout_s`, even while the server keeps sending small pieces."""
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                response = await self._http.request(**transport.request(step.url, step.ask, step.timeout_s))
+                return transport.reply(response, response.content)
+        except httpx.HTTPError as error:
+            return transport.silence(error)
+        except TimeoutError:
+            return transport.too_slow(step)
+
+
+class AsyncLineStream:
+    """The open stream of a series of steps; at most one."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._http, self._opened = client, AsyncExitStack()
+        self._lines: AsyncIterator[str]
+
+    async def do(self, step: OpenStream | NextLine) -> Reply | NoReply | str | None:
+        """Open a stream in place of the previous one, or read the next line; None at the end."""
+        try:
+            return await (self._open(step) if isinstance(step, OpenStream) else anext(self._lines, None))
+        except httpx.HTTPError as error:
+            return transport.silence(error)
+
+    async def aclose(self) -> None:
+        await self._opened.aclose()
+
+    async def _open(self, step: OpenStream) -> Reply:
+        await self._opened.aclose()
+        asked = self._http.stream(**transport.request(step.url, step.ask, step.timeout_s))
+        response = await self._opened.enter_async_context(asked)
+        self._lines = response.aiter_lines()
+        return transport.reply(response, b"" if response.is_success else await response.aread())

@@ -78,14 +78,13 @@ def rollup_path(columns: Sequence[str]) -> str:
     return f"rollup/{quote(','.join(columns), safe=',')}" if columns else "rollup"
 
 
-def span(from_time: Part | None, to_time: Part | None, last: str | None) -> Parameters:
-    """The time range of a sum."""
-    given = (("from", from_time), ("to", to_time), ("last", last))
-    return tuple((name, text(value)) for name, value in given if value is not None)
-
-
 def other_parameters(given: Mapping[str, Part]) -> Parameters:
     return tuple((name, text(value)) for name, value in given.items())
+
+
+def of_path(path: str, parameters: Mapping[str, Part], floor: ClientFloor) -> Ask:
+    """A request for the document at a path."""
+    return Ask("GET", path, (*floor.parameters(), *other_parameters(parameters)), wait_s=floor.wait_s)
 
 
 def posted(path: str, document: Mapping[str, Any], parameters: Parameters = (), *, wait_s: float = WAIT_S) -> Ask:

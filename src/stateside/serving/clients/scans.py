@@ -14,7 +14,7 @@ from stateside.serving.clients.answers import Answer, Row
 from stateside.serving.clients.core import Whom
 from stateside.serving.clients.requests import ClientFloor, Parameters, of_view
 from stateside.serving.clients.shards import Rank, Shard, Shards, SharesChanged, by_column, by_key
-from stateside.serving.clients.steps import Ask, Deliver, Steps, Together
+from stateside.serving.clients.steps import Ask, Deliver, Steps, together
 from stateside.serving.stamp import Stamp
 
 PAGE_ROWS = 1_000
@@ -105,7 +105,7 @@ class ClientScan:
         while True:
             behind = [share for share in shares if not share.rows and not share.ended]
             if behind:
-                pages = yield Together([self._next_page(share) for share in behind])
+                pages = yield from together([self._next_page(share) for share in behind])
                 for share, page in zip(behind, pages, strict=True):
                     self._take(share, page)
                 continue

@@ -26,7 +26,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.serving.clients.answers import Row, Stamped
 from stateside.serving.clients.core import Core, Whom
 from stateside.serving.clients.requests import ClientFloor
-from stateside.serving.clients.steps import Ask, Steps, Together
+from stateside.serving.clients.steps import Ask, Steps, together
 from stateside.serving.rows.values import parse, renderer
 from stateside.spark_state.types import SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import Value
@@ -150,13 +150,14 @@ class Shards:
 
         If their histories do not reach back or do not match, the answers stay as they are, with their different stamps.
         """
-        answers: list[T] = yield Together([self._read(each, make, floor, deadline_s) for each in asked])
+        answers = yield from together([self._read(each, make, floor, deadline_s) for each in asked])
         lowest = min(answer.stamp.batch for answer in answers)
         ahead = [index for index, answer in enumerate(answers) if answer.stamp.batch > lowest]
         if not ahead:
             return answers
         try:
-            back = yield Together([self._read(asked[index], make, floor.at(lowest), deadline_s) for index in ahead])
+            lower = floor.at(lowest)
+            back = yield from together([self._read(asked[index], make, lower, deadline_s) for index in ahead])
         except (HistoryGone, NotFreshEnough):
             return answers
         redone = dict(zip(ahead, back, strict=True))

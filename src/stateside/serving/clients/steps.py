@@ -5,7 +5,7 @@ Send          Reply, or NoReply
 OpenStream    Reply, with empty content on success, or NoReply: the body is then read line by line
 NextLine      a line of the body, or None at its end, or NoReply
 Pause         None
-Together      the results of several series of steps, in their order; the first error is raised
+Together      the results of several series of steps, in their order; a StatesideError in place of a result
 Deliver       None: the value goes to the caller that iterates
 """
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+
+from stateside.core.errors import StatesideError
 
 T = TypeVar("T")
 
@@ -94,3 +96,12 @@ class NoReply:
 
 Step = Send | OpenStream | NextLine | Pause | Together | Deliver
 Steps = Generator[Step, Any, T]
+
+
+def together(courses: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """The results of several series of steps, run at the same time; the first error is raised once all have ended."""
+    results: list[T | StatesideError] = yield Together(courses)
+    for result in results:
+        if isinstance(result, StatesideError):
+            raise result
+    return [result for result in results if not isinstance(result, StatesideError)]

@@ -18,7 +18,7 @@ import httpx
 
 from stateside.core import errors
 from stateside.core.errors import Misdirected, OperatingError, RequestInvalid, SetupError, StatesideError
-from stateside.serving.clients.steps import Ask, NoReply, Reply
+from stateside.serving.clients.steps import Ask, NoReply, Reply, Send
 
 CONNECT_S_MAX: Final = 2.0
 CONNECTIONS_MAX: Final = 100
@@ -66,6 +66,10 @@ def reply(response: httpx.Response, content: bytes) -> Reply:
 def silence(error: httpx.HTTPError | TimeoutError) -> NoReply:
     """The NoReply for an httpx error."""
     return NoReply(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))
+
+
+def too_slow(step: Send) -> NoReply:
+    return NoReply(f"the reply took longer than {step.timeout_s:.1f} s", sent=True)
 
 
 def _trust(certificate: str | Path | None) -> bool | ssl.SSLContext:
@@ -130,7 +134,7 @@ def error_of(got: Reply | NoReply, url: str) -> StatesideError:
         document = document_of(got, url)
     except OperatingError:
         return unanswered(f"HTTP {got.status}, and no problem document", url)
-    return problem_error(document)
+    return problem_error(document, url)
 
 
 def unanswered(reason: str, url: str) -> OperatingError:
@@ -142,14 +146,18 @@ def unanswered(reason: str, url: str) -> OperatingError:
     )
 
 
-def problem_error(document: Mapping[str, Any]) -> StatesideError:
-    """The error of a problem document."""
+def problem_error(document: Mapping[str, Any], url: str) -> StatesideError:
+    """The error of a server's problem document; OperatingError if a location in the document is malformed."""
     code = str(document.get("type", "")).rpartition(":")[2]
     kind = _KINDS.get(code, StatesideError)
     detail = str(document.get("detail", "The server answered with an error"))
     error = kind(detail, next_step=document.get("next_step"))
     if isinstance(error, Misdirected):
-        error.location = document.get("location")
+        error.location = document.get("location", {})
+        try:
+            addresses([server["url"] for server in error.location.get("servers", ())])
+        except (LookupError, TypeError, AttributeError, RequestInvalid) as malformed:
+            raise unanswered(f"the location of the keys is malformed: {malformed!r}", url) from malformed
     return error
 
 
