@@ -24,8 +24,7 @@ from stateside.serving.rows import view_reader
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache, execution, pool, process, sql_query
 from stateside.serving.sql import pool as pool_module
-from stateside.serving.web import application, connection, connections, event_routes, route
-from stateside.serving.web import connections as connections_module
+from stateside.serving.web import application, connection, event_routes, route
 from stateside.serving.web import event_routes as event_routes_module
 from stateside.serving.web import request as request_module
 from stateside.serving.web.request import Request
@@ -76,7 +75,7 @@ def test_the_table_of_limits_has_what_the_code_has() -> None:
     assert (route.BODY_BYTES_MAX, request_module.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
     assert (verifier.TOKEN_CHARS_MAX, verifier.CACHED_MAX) == (8_192, 4_096)
     assert (tokens.LIFE_S_MAX, tokens.SCOPE_ENTRIES_MAX, tokens.SKEW_S) == (400 * 86_400, 64, 5)
-    assert (connections.HEAD_S_MAX, connections_module.HANDSHAKE_S_MAX, connections.CONNECTIONS_MAX) == (10, 10, 8_192)
+    assert (connection.HEAD_S_MAX, connection.HANDSHAKE_S_MAX, connection.CONNECTIONS_MAX) == (10, 10, 8_192)
     assert connection.HEAD_BYTES_MAX == 64 << 10
     assert (guard.BYTES_MAX, guard.OLDER_KEPT, guard.LINES_PER_S) == (4 << 20, 4, 200)
     for said in (
@@ -88,9 +87,9 @@ def test_the_table_of_limits_has_what_the_code_has() -> None:
         f"{verifier.TOKEN_CHARS_MAX:,} characters; valid for at most {tokens.LIFE_S_MAX // 86_400} days",
         f"; {tokens.SCOPE_ENTRIES_MAX} each of views, columns, entities and types",
         f"| {tokens.SKEW_S:g} s | 401 |",
-        f"| {connections.HEAD_S_MAX:g} s each",
+        f"| {connection.HEAD_S_MAX:g} s each",
         f"| {connection.HEAD_BYTES_MAX >> 10} KiB | 431",
-        f"| {connections.CONNECTIONS_MAX:,}, or the worker's limit of open files",
+        f"| {connection.CONNECTIONS_MAX:,}, or the worker's limit of open files",
         f"{limits.BUCKETS_MAX:,} addresses and principals, and {verifier.CACHED_MAX:,} verified tokens",
         f"close to {guard.BYTES_MAX >> 20} MiB at most",
         f"at most {guard.LINES_PER_S:g} lines a second",
@@ -169,7 +168,7 @@ def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
 
 def test_the_limits_of_watching_are_those_of_the_code() -> None:
     assert (feed_module.QUEUE_EVENTS_MAX, feed_module.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
-    assert (2 * connection.UNSENT_BYTES_MAX, connections.STALLED_S) == (256 << 10, 30)
+    assert (2 * connection.UNSENT_BYTES_MAX, connection.STALLED_S) == (256 << 10, 30)
     assert (pages.PAGE_ROWS_MAX, pages.PAGE_BYTES) == (1_000, 256 << 10)
     assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
@@ -177,7 +176,7 @@ def test_the_limits_of_watching_are_those_of_the_code() -> None:
     for said in (
         f"| {feed_module.QUEUE_EVENTS_MAX:,}, or {feed_module.QUEUE_BYTES_MAX >> 20} MiB |",
         f"| {2 * connection.UNSENT_BYTES_MAX >> 10} KiB, and one part |",
-        f"| after {connections.STALLED_S:g} s |",
+        f"| after {connection.STALLED_S:g} s |",
         f"| {pages.PAGE_ROWS_MAX:,} rows, or {pages.PAGE_BYTES >> 10} KiB |",
         f"more than {pages.STEP_BATCHES_MAX} batches or {pages.STEP_ROWS_MAX:,} changes",
         f"| changes of a batch held for all subscriptions | {feed.FEED_ROWS_MAX:,};",

@@ -137,7 +137,7 @@ class Asking:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for points in self._app.short_way._kept.values():
+        for points in self._app.fast_path._kept.values():
             points.release()
         for replica in self._views._replicas.values():
             replica.close()
@@ -200,7 +200,7 @@ class Asking:
         data = f"{line} HTTP/1.1\r\nhost: 127.0.0.1\r\n{length}\r\n{body}".encode()
 
         async def ask() -> bytes | None:
-            return self._app.short_way.answer(Connected("127.0.0.1"), data)
+            return self._app.fast_path.answer(Connected("127.0.0.1"), data)
 
         answer = asyncio.run(ask())
         self.short += answer is not None

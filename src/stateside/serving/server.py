@@ -37,8 +37,7 @@ from stateside.serving.pages.routes import page_routes, session_routes
 from stateside.serving.registry.announcer import Identity, reached_at
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.connection import Connection
-from stateside.serving.web.connections import CONNECTIONS_MAX, Connections
+from stateside.serving.web.connection import CONNECTIONS_MAX, UVICORN, Connections
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.operator_routes import savepoint_routes, status_routes
 from stateside.serving.web.sql_routes import sql_routes
@@ -199,22 +198,14 @@ def _config(address: str, certificate: Certificate | None, workers: int, worker:
     return Config(
         worker.load,
         factory=True,
-        interface="asgi3",
-        http=Connection,
-        ws="none",
-        loop="stateside.serving.web.connections:Loop",
-        lifespan="on",
         workers=workers,
         host=address,
         backlog=BACKLOG,
-        proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        log_config=None,
         timeout_graceful_shutdown=WORKER_STOP_S,
         ssl_certfile=certificate.certificate if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
         ssl_context_factory=_tls_context if certificate else None,
+        **UVICORN,
     )
 
 

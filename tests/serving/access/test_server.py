@@ -25,7 +25,7 @@ from stateside.core.processes import Child, free_port
 from stateside.serving.access.principal import OPERATOR
 from stateside.serving.access.token_files import KeyFile
 from stateside.serving.access.tokens import Claims, Issuer
-from stateside.serving.web.connections import HEAD_S_MAX
+from stateside.serving.web.connection import HEAD_S_MAX
 
 from .guarded_server import BODY_BYTES_MAX, RATE_PER_S, RUNNING_MAX
 

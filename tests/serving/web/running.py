@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server
 
 from stateside.serving.web.application import Application
-from stateside.serving.web.connection import Connection
+from stateside.serving.web.connection import UVICORN
 from tests.waiting import WAIT_S_MAX
 
 LONG = "x-the-long-way: please\r\n"  # a header that is not plain
@@ -23,10 +23,9 @@ class Running:
 
     def __init__(self, app: Application) -> None:
         self.short = 0
-        self._answer = app.short_way.answer
-        app.short_way.answer = self._counted  # type: ignore[method-assign]
-        options = {"http": Connection, "interface": "asgi3", "lifespan": "on", "ws": "none", "proxy_headers": False}
-        self._server = Server(Config(app, log_config=None, server_header=False, loop="uvloop", **options))  # type: ignore[arg-type]
+        self._answer = app.fast_path.answer
+        app.fast_path.answer = self._counted  # type: ignore[method-assign]
+        self._server = Server(Config(app, **UVICORN))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))

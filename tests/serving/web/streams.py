@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
-from stateside.serving.web import connections
+from stateside.serving.web import connection
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response, StreamResponse
 from stateside.serving.web.route import Route
@@ -20,7 +20,7 @@ STALLED_S = 1.5
 
 def routes(layout: Layout) -> list[Route]:
     """One that says a word and then nothing, and one without end. Who takes nothing is cut off soon."""
-    connections.STALLED_S = STALLED_S
+    connection.STALLED_S = STALLED_S
 
     async def idle(request: Request) -> Response:
         return Response({}, stream=StreamResponse("text/plain", _idle(layout.root / "idle")))

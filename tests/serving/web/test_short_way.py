@@ -19,7 +19,7 @@ from stateside.serving.access.tokens import Issuer
 from stateside.serving.fast_path.answer import Peer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.connections import Loop
+from stateside.serving.web.connection import Loop
 from tests.serving.rows.shop import Shop
 from tests.serving.web.running import LONG, Running, received
 from tests.sizes import some
@@ -300,7 +300,7 @@ def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
     checks, newest = [], Checksums.newest
     monkeypatch.setattr(Checksums, "newest", lambda self: checks.append(1) or newest(self))
     views = ViewReaders(shop.layout, ManualClock(NOW_US))
-    fast_path = Application(views, guard=Guard.of(shop.layout)).short_way
+    fast_path = Application(views, guard=Guard.of(shop.layout)).fast_path
     request = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
     async def turns() -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -61,6 +63,10 @@ class FastPath:
         self._dated, self._date = 0, b""
         self._kept: dict[str, PointReader] = {}
         self._points: dict[str, PointReader] = {}  # with a catalogue checked less than MOMENT_S ago
+
+    def connect(self, address: str) -> Callable[[bytes], bytes | None]:
+        """The function that answers a client at this address."""
+        return partial(self.answer, Peer(address))
 
     def answer(self, asker: Peer, data: bytes) -> bytes | None:
         """The answer if the bytes are exactly one request for the fast path; else None."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
+
+from starlette.types import Scope
 
 from stateside.core.errors import MethodInvalid, Misdirected, RequestInvalid, RouteUnknown, StatesideError, TokenInvalid
 from stateside.serving.access.guard import Guard, Visit
@@ -29,7 +31,7 @@ from stateside.serving.registry.announcer import Announcer, Identity, Servers
 from stateside.serving.registry.location import location
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.changes_routes import changes_routes
-from stateside.serving.web.connections import Connections
+from stateside.serving.web.connection import Connections, reported
 from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.operator_routes import health_routes, place_routes
 from stateside.serving.web.request import PATH_CHARS_MAX, Call, Receive, Request, Send
@@ -56,7 +58,8 @@ class Application:
     ) -> None:
         self._views, self._guard = views, guard
         self._metrics, self._feeds, self.connections = Metrics(), Feeds(views), connections or Connections()
-        self.short_way = FastPath(views, guard, self._metrics)
+        self.fast_path = FastPath(views, guard, self._metrics)
+        self.connections.fast_path, self.connections.stop = self.fast_path.connect, self._feeds.stop
         self.routes = [*health_routes(self._metrics), *VIEW_ROUTES, *DESCRIPTION_ROUTES]
         self.routes += [*changes_routes(self._feeds), *routes]
         self._servers = None if identity is None else Servers(identity.folder)
@@ -66,16 +69,13 @@ class Application:
         self.routes.append(openapi_route(self.routes))
         self._by_parts: dict[int, Sequence[Route]] = {}  # few entries: the length of a path is limited
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send_: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send_: Send) -> None:
         """Called by the server for each request, and once when the worker starts."""
         if scope["type"] == "lifespan":
+            scope["state"]["connections"] = self.connections
             await self._live(receive, send_)
         else:
-            await self._answer(Call(scope, receive, send_))
-
-    def stop(self) -> None:
-        """End endless streams: the worker is about to stop."""
-        self._feeds.stop()
+            await self._answer(Call(scope, receive, reported(scope, send_)))
 
     async def _live(self, receive: Receive, send_: Send) -> None:
         """Announce the server and watch connections, from the worker's start to its end."""

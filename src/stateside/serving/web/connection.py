@@ -1,8 +1,13 @@
-"""A client's connection: uvicorn's HTTP/1.1 protocol, with the fast path in front and limits that uvicorn lacks.
+"""A client's connection: the fast path, the checks and limits that uvicorn lacks, and uvicorn's HTTP/1.1 protocol.
 
-Received bytes go to the fast path first (`fast_path`), which answers most queries at once, without a task. The rest
-takes the full path, through the application. Limits: the size of a request's head, the time for the head, the bytes
-unsent to a slow reader, and the number of connections (`connections`).
+Received bytes go to the fast path first (`fast_path`), which answers most queries at once, without a task. All other
+bytes are parsed here, and each request is written again for uvicorn from its parsed and checked parts: what was checked
+is what uvicorn reads, one request at a time, the next one when the answer is complete.
+
+Limits: the size of a request's head, the time for the head, the bytes unsent to a slow reader, and the number of
+connections. A connection without a complete head after `HEAD_S_MAX`, however slowly the client sends, is closed; so is
+a connection whose client reads nothing of the answer for `STALLED_S`. One look a second at all connections costs less
+than a timer per request.
 
 Every request has one answer, in the order of the requests. Malformed input, or a refused head (`head`), is answered
 with a problem document once all earlier requests are answered, and ends the connection: later input is ignored. Input
@@ -21,29 +26,95 @@ import asyncio
 import http
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
+import httptools
 import orjson
+import uvloop
+from starlette.types import Message, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from stateside.core.errors import HeadTooLarge, RequestInvalid, StatesideError, TooManyRequests
 from stateside.serving.access.hosts import security_headers
 from stateside.serving.access.limits import network
-from stateside.serving.fast_path.answer import Peer
-from stateside.serving.web import connections, head
+from stateside.serving.web import head
 
+CONNECTIONS_MAX: Final = 8_192  # of a worker, idle ones included; or its limit of open files
 HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_S_MAX: Final = 10.0  # for a request's head, and for the next request on a kept-alive connection
+WAITING_BYTES_MAX: Final = 64 * 1024  # of requests after the one that is being answered, then nothing is read
 UNSENT_BYTES_MAX: Final = 128 * 1024  # in the kernel, and as much again in this process
+STALLED_S = 30.0
+LOOK_S: Final = 1.0
 GOODBYE_S: Final = 0.25  # a request sent just before the shutdown still gets its answer
+HANDSHAKE_S_MAX: Final = 10.0
+_NEVER_S: Final = 10**6
 _PROBLEM: Final = "application/problem+json"
+_STATE: Final = "connection"  # the name of a request's connection in the ASGI scope's state
+
+FastAnswer = Callable[[bytes], bytes | None]  # the whole answer to a whole request; None leaves both to the full path
 
 
-class Connection(HttpToolsProtocol):
-    """One connected client. Its application is the worker's `Application`."""
+def _no_fast_path(address: str) -> FastAnswer:
+    return lambda data: None
+
+
+class Connections:
+    """All connections of one worker. `fast_path` makes the fast path for a client at an address.
+
+    `stop` ends endless streams, when the worker is about to stop.
+    """
+
+    def __init__(
+        self,
+        connections_max: int = CONNECTIONS_MAX,
+        *,
+        fast_path: Callable[[str], FastAnswer] = _no_fast_path,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._max, self.fast_path, self.stop = connections_max, fast_path, stop
+        self._open: set[Connection] = set()
+
+    def open(self, connection: Connection) -> bool:
+        """Add a connection; False beyond the limit."""
+        if len(self._open) >= self._max:
+            return False
+        self._open.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+    async def run(self) -> None:
+        """Look at all connections every `LOOK_S`, forever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = time.monotonic()
+            for connection in list(self._open):
+                connection.look(now_s)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request on its way to uvicorn, or a problem instead: `parts` are the bytes to pass on next."""
+
+    parts: list[bytes] = field(default_factory=list)
+    is_chunked: bool = False
+    is_last: bool = False  # of the connection
+    is_whole: bool = False
+    is_started: bool = False  # the answer
+    is_answered: bool = False
+    problem: StatesideError | None = None
+
+
+class Connection(asyncio.Protocol):
+    """One connected client; `app_state` is the state that the application's lifespan yields, with `connections`."""
 
     def __init__(
         self,
@@ -52,181 +123,234 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._application: Any = config.loaded_app
-        self._answer: Callable[[Peer, bytes], bytes | None] = self._application.short_way.answer
-        self._asker = Peer("")
-        self._waiting_s: float | None = time.monotonic()  # start of the wait for a request's head
-        self._head_bytes = 0
-        self._is_whole = True  # the last request is complete
-        self._in_body = False  # the last request's head is complete, its body is not
+        self._http = HttpToolsProtocol(config, server_state, {**app_state, _STATE: self}, _loop)
+        self._of_server: set[Any] = server_state.connections
+        self._connections: Connections = app_state["connections"]
+        self._parser = httptools.HttpRequestParser(self)
+        self._reading: Literal["", "head", "body"] = ""  # the part of a request that is incomplete
+        self._url, self._headers, self._head_bytes = b"", list[tuple[bytes, bytes]](), 0
+        self._requests: deque[_Request] = deque()  # the first is being answered
+        self._is_paused = False  # nothing is read: too much waits
+        self._is_ready = True  # for the fast path: nothing else is under way
         self._is_over = False  # further input is ignored
-        self._answering: RequestResponseCycle | None = None  # the request being answered, or answered last
-        self._problem: StatesideError | None = None  # ends the connection once earlier requests are answered
+        self._is_stopping = False
+        self._waiting_s: float | None = time.monotonic()  # start of the wait for a request's head
         self._stuck: tuple[int, float] | None = None  # unsent bytes, and since when
-        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the client; beyond the limit of connections, refuse with a problem."""
-        super().connection_made(transport)
+        self._transport = transport
+        self._http.connection_made(transport)
+        self._of_server.discard(self._http)
+        self._of_server.add(self)
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         _leave_unsent(transport.get_extra_info("socket"))
-        self._asker = Peer(network("{}:{}".format(*(self.client or ("", 0)))))
-        if not self._application.connections.open(self):
+        self._fast_answer = self._connections.fast_path(network("{}:{}".format(*(self._http.client or ("", 0)))))
+        if not self._connections.open(self):
             self._tell(TooManyRequests("There are too many connections here", next_step="Ask again later"))
-            self.transport.close()
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._application.connections.closed(self)
-        super().connection_lost(exc)
-        self.pipeline.clear()
-        self._break_off()
+        self._connections.closed(self)
+        self._of_server.discard(self)
+        self._is_over = True
+        self._requests.clear()
+        self._http.connection_lost(None)
+
+    def pause_writing(self) -> None:
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._http.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Answer on the fast path if possible, else pass the data to the parser and so to the application."""
-        if self._is_whole and not self._stopping and (self.cycle is None or self.cycle.response_complete):
-            answer = self._answer(self._asker, data)
+        """Answer on the fast path if possible, else parse the data and pass requests on."""
+        if self._is_ready:
+            answer = self._fast_answer(data)
             if answer is not None:
-                self.transport.write(answer)
+                self._transport.write(answer)
                 self._waiting_s = time.monotonic()
                 return
         if self._is_over:
             return
-        if not self._in_body:
+        if self._reading != "body":
             self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._is_over = True
+        except httptools.HttpParserError as error:
+            invalid = RequestInvalid("This is no HTTP/1.1 request", next_step="Ask with an HTTP client")
+            self._refuse(error.__context__ if isinstance(error.__context__, StatesideError) else invalid)
         if self._head_bytes > HEAD_BYTES_MAX:
             what = f"The request's head has more than {HEAD_BYTES_MAX:,} bytes"
             self._refuse(HeadTooLarge(what, next_step="Send less in headers"))
+        self._pass_on()
 
     def on_message_begin(self) -> None:
-        """The first bytes of a request have arrived."""
-        if self.cycle is not None and not self.cycle.keep_alive:
-            self._end()
+        if self._requests and self._requests[-1].is_last:
             raise RequestInvalid("The request before was the last one")  # stops the parser
-        super().on_message_begin()
-        self._is_whole = False
+        self._reading, self._is_ready = "head", False
+        self._url, self._headers = b"", []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; trailers after the body are ignored, because the access check did not see them."""
-        if not self._in_body:
-            super().on_header(name, value.rstrip(b" \t"))
+        if self._reading == "head":
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        """Check the head."""
-        self._waiting_s, self._head_bytes = None, 0
-        upgrade = self.parser.should_upgrade()
-        try:
-            self.url = head.check(self.parser.get_http_version(), self.url, self.headers, upgrade=upgrade)
-        except RequestInvalid as error:
-            self._problem = error
-            raise
-        super().on_headers_complete()
-        self._in_body = True
-        if upgrade or self.expect_100_continue or self._stopping:
-            self.cycle.keep_alive = False
+        """Check the head, and write it again."""
+        self._head_bytes = 0
+        version, upgrade = self._parser.get_http_version(), self._parser.should_upgrade()
+        target = head.check(version, self._url, self._headers, upgrade=upgrade)
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), target, version.encode())]
+        lines += [b"%b: %b" % header for header in self._headers]
+        found = dict(self._headers)
+        waits = found.get(b"expect", b"").lower() == b"100-continue"
+        is_last = waits or upgrade or version == "1.0" or not self._parser.should_keep_alive()
+        self._requests.append(_Request([b"\r\n".join([*lines, b"", b""])], b"transfer-encoding" in found, is_last))
+        self._reading = "body"
+
+    def on_body(self, body: bytes) -> None:
+        newest = self._requests[-1]
+        newest.parts.append(b"%x\r\n%b\r\n" % (len(body), body) if newest.is_chunked else body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._is_whole, self._in_body = True, False
-        if self.cycle.response_complete:
+        newest = self._requests[-1]
+        newest.is_whole, self._reading = True, ""
+        if newest.is_chunked:
+            newest.parts.append(b"0\r\n\r\n")
+
+    def answer_began(self) -> None:
+        if self._requests:
+            self._requests[0].is_started = True
+
+    def answer_ended(self) -> None:
+        if self._requests:
+            self._requests[0].is_answered = True
             self._waiting_s = time.monotonic()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def on_response_complete(self) -> None:
-        """Start waiting for the next request, or send the problem that ends the connection."""
-        super().on_response_complete()
-        if self._is_answered():
-            self._waiting_s = time.monotonic()
-            if self._problem is not None and not self.transport.is_closing():
-                self._give_up(self._problem)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Nothing: `look` finds idle connections, with answers of the fast path counted too."""
+            self._pass_on()
 
     def look(self, now_s: float) -> None:
         """Close the connection if its request does not arrive, or its answer is not read."""
-        if self._waiting_s is not None and now_s - self._waiting_s > connections.HEAD_S_MAX:
-            self.transport.close()
-        unsent = self.transport.get_write_buffer_size()
+        if self._waiting_s is not None and now_s - self._waiting_s > HEAD_S_MAX:
+            self._transport.close()
+        unsent = self._transport.get_write_buffer_size()
         if not unsent:
             self._stuck = None
         elif self._stuck is None or unsent != self._stuck[0]:
             self._stuck = unsent, now_s
-        elif now_s - self._stuck[1] > connections.STALLED_S:
-            self.transport.abort()
+        elif now_s - self._stuck[1] > STALLED_S:
+            self._transport.abort()
 
     def shutdown(self) -> None:
         """The process is to stop: finish the answer under way, and answer a request that is just arriving."""
-        self._application.stop()
-        self._stopping = True
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
+        self._connections.stop()
+        self._is_stopping, self._is_ready = True, False
+        if self._requests and not self._requests[0].is_answered:
+            self._http.shutdown()
         else:
-            self.loop.call_later(GOODBYE_S, self._close_if_idle)
-
-    def send_400_response(self, msg: str) -> None:
-        """The input is no HTTP/1.1, or its head is refused."""
-        invalid = RequestInvalid("This is no HTTP/1.1 request", next_step="Ask with an HTTP client")
-        self._refuse(self._problem or invalid)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Answer the request as if without `Upgrade`; later input is not HTTP."""
-        self._end()
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
-        if self._is_over or (self._is_whole and self._is_answered()):
-            self.transport.close()
+        if not self._requests and (self._is_over or not self._reading):
+            self._transport.close()
 
-    def _is_answered(self) -> bool:
-        """Whether no request waits for its answer."""
-        return self._answering is None or self._answering.response_complete
-
-    def _end(self) -> None:
-        """Ignore further input."""
-        self._is_over, self._is_whole = True, False
-
-    def _break_off(self) -> None:
-        """Cancel the answer under way: the client is gone."""
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+    def _pass_on(self) -> None:
+        """Pass the first request on, as far as it has arrived; when it is answered, the next."""
+        while self._requests:
+            first = self._requests[0]
+            if first.problem is not None:
+                self._requests.clear()
+                self._give_up(first.problem)
+                break
+            if first.parts:
+                self._http.data_received(b"".join(first.parts))
+                first.parts.clear()
+                if not first.is_answered:
+                    self._waiting_s = None
+                    if first.is_last or self._is_stopping:
+                        self._http.shutdown()  # closes the connection after this answer
+            if not (first.is_whole and first.is_answered):
+                break
+            self._requests.popleft()
+            self._is_over, self._waiting_s = self._is_over or first.is_last, time.monotonic()
+        self._is_ready = not (self._requests or self._reading or self._is_over or self._is_stopping)
+        waiting_bytes = sum(len(part) for request in self._requests for part in request.parts)
+        if self._is_paused != (waiting_bytes > WAITING_BYTES_MAX):
+            self._is_paused = not self._is_paused
+            (self._transport.pause_reading if self._is_paused else self._transport.resume_reading)()
 
     def _refuse(self, problem: StatesideError) -> None:
         """Answer the last input, if unanswered, with a problem, in its turn, and ignore further input."""
         if self._is_over:
             return
-        self._end()
-        if self._in_body and self.cycle is not self._answering:
-            self.pipeline.popleft()
-        elif self._in_body and self._answering is not None:
-            if self._answering.response_started:
-                self.transport.close()
+        self._is_over = True
+        if not self._reading and self._requests and self._requests[-1].is_last:
+            return
+        broken = self._requests.pop() if self._reading == "body" else None
+        if broken is not None and not self._requests:  # uvicorn has its head
+            if broken.is_started:
+                self._transport.close()
                 return
-            self._break_off()
-            self._answering = None
-        if self._is_answered():
-            self._give_up(problem)
-        else:
-            self._problem = problem
+            self._http.connection_lost(problem)
+        self._requests.append(_Request(problem=problem))
 
     def _give_up(self, problem: StatesideError) -> None:
         """Send a problem, then read until the client closes: closing at once could lose the problem on its way."""
         self._tell(problem)
         self._waiting_s = time.monotonic()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         else:
-            self.transport.close()
+            self._transport.close()
 
     def _tell(self, problem: StatesideError) -> None:
         code, body = problem.status, orjson.dumps(problem.problem())
         headers = [("content-type", _PROBLEM), *security_headers(_PROBLEM), ("content-length", str(len(body)))]
         lines = [f"HTTP/1.1 {code} {http.HTTPStatus(code).phrase}", *(f"{name}: {text}" for name, text in headers)]
-        self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
+        self._transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
+
+
+def reported(scope: Scope, send: Send) -> Send:
+    """`send`, which also reports the beginning and the end of the answer to the request's connection."""
+    connection: Connection | None = scope.get("state", {}).get(_STATE)
+    if connection is None:
+        return send
+
+    async def report(message: Message) -> None:
+        connection.answer_began()
+        await send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            connection.answer_ended()
+
+    return report
+
+
+class Loop(uvloop.Loop):
+    """uvloop's loop with 10 s for a TLS handshake, not 60 s: before the handshake a connection is not counted."""
+
+    async def create_server(self, *given: Any, **options: Any) -> Any:
+        if options.get("ssl"):
+            options["ssl_handshake_timeout"] = HANDSHAKE_S_MAX
+        return await super().create_server(*given, **options)
+
+
+UVICORN: Final[dict[str, Any]] = {
+    "interface": "asgi3",
+    "http": Connection,
+    "ws": "none",
+    "loop": f"{__name__}:{Loop.__name__}",
+    "lifespan": "on",
+    "proxy_headers": False,
+    "server_header": False,
+    "access_log": False,
+    "log_config": None,
+    "timeout_keep_alive": _NEVER_S,  # `look` closes idle connections, with answers of the fast path counted too
+}
 
 
 def _leave_unsent(opened: Any) -> None:

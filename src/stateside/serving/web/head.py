@@ -4,7 +4,7 @@ The parser (llhttp) refuses most input that two programs may read differently. `
 in front of the server and the server agree on a request's end and host:
 
     Host                    none, or several (RFC 9112, 3.2); none is possible in HTTP/1.0; no host and port
-    the target              an absolute address of another host than `Host` names
+    the target              an absolute address of another host than `Host` names; characters that are not ASCII
     Transfer-Encoding       another one than `chunked`; any in HTTP/1.0
     Upgrade, with a body    the parser takes later bytes for the other protocol, so the body would be lost
 
@@ -27,6 +27,7 @@ Headers = Sequence[tuple[bytes, bytes]]  # lower-case names
 
 _VERSIONS: Final = ("1.0", "1.1")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~-]+)(?::[0-9]{0,5})?")
+_TARGET: Final = re.compile(rb"[!-~]+")
 _ABSOLUTE: Final = re.compile(rb"(https?)://([^/?#]*)([^#]*).*", re.IGNORECASE)
 _PORTS: Final = {b"http": b":80", b"https": b":443"}
 _LINE: Final = re.compile(rb"([A-Za-z-]+):[ \t]*([!-~](?:[ -~]*[!-~])?|)[ \t]*")
@@ -92,6 +93,8 @@ def check(version: str, target: bytes, headers: Headers, *, upgrade: bool) -> by
         raise RequestInvalid(
             "A request with a body asks for another protocol", next_step="Send it without the header Upgrade"
         )
+    if not _TARGET.fullmatch(target):
+        raise RequestInvalid("The address has characters that are not ASCII", next_step="Percent-encode them")
     return target if target.startswith((b"/", b"*")) else _own(target, host)
 
 
