@@ -18,7 +18,7 @@ from stateside.pipeline.java import java_environment
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import open_foreign
 from stateside.serving.rows.view_readers import Floor, ViewReader
-from stateside.views.declaration_file import FINALISERS, Declarations
+from stateside.views.declaration_file import DECLARABLE, Declarations
 from stateside.views.inference import WAYS
 from tests.written import Written, WrittenOperator
 
@@ -96,6 +96,6 @@ def wait_for_answer(arguments: list[str], children: list[Child]) -> dict[str, di
     raise AssertionError(f"no answer: {found.stderr}")
 
 
-def test_the_tables_have_all_operators_and_all_finalisers() -> None:
-    for name in (*FINALISERS, *(way for way in WAYS if not way.startswith("transformWithStateIn"))):
+def test_the_tables_have_all_operators_and_all_aggregates() -> None:
+    for name in (*DECLARABLE, *(way for way in WAYS if not way.startswith("transformWithStateIn"))):
         assert f"`{name}`" in SERVE

@@ -39,7 +39,7 @@ def test_an_aggregation_has_its_keys_and_its_raw_buffers(tmp_path: Path) -> None
     view = only(inferred(tmp_path / "word-count", WORDS))
     assert (view.view, view.operator, view.kind) == ("word-count", 0, "aggregation")
     assert shown(view) == (["word"], ["count"])
-    assert view.columns[0].finaliser == "value"
+    assert view.columns[0].aggregate == "value"
 
 
 def test_it_is_of_its_query_and_of_no_other(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Aggregations: Spark keeps, for each group, the buffers of its aggregate functions, in the order in which the functions
 first appear in the select list of the optimised plan, equal ones once (pinned in `tests/semantics`). `serve` decides
-which aggregates can be served, how each is finalised, and names an alternative for the others. Computation after the
-aggregation is refused: the state does not hold its result.
+which aggregates can be served, and names an alternative for the others. Computation after the aggregation is refused:
+the state does not hold its result.
 
 State variables of `transformWithState`: a value, a map or a list state; `timers` stands for the timers that the
 processor has registered. The plan has the grouping columns; the variable's own columns are known, and checked, once the
@@ -25,6 +25,7 @@ from stateside.core.errors import ViewInvalid
 from stateside.pipeline.app import View
 from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import SERVED_TYPES
+from stateside.views.aggregates import AGGREGATES, Aggregate, UnscaledAverage, UnscaledSum
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn, Window
 from stateside.views.column_types import unkeyable
 from stateside.views.computed import check_computed
@@ -40,7 +41,7 @@ _ADVICE = "Let it select named columns, then end in groupBy(…).transformWithSt
 
 def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Catalogue:
     """The part of a state variable's catalogue that the plan determines; ViewInvalid if the view cannot be served."""
-    transform = _transform(view, frame._jdf.queryExecution().analyzed())
+    transform = _transform(view, analysed_plan(frame))
     catalogue = Catalogue(
         application=application,
         view=view.name,
@@ -59,10 +60,10 @@ def derive_state_catalogue(application: str, view: View, frame: DataFrame) -> Ca
 
 def _transform(view: View, plan: Any) -> Any:
     """The `transformWithState` at the query's end, below stateless operators only."""
-    while _kind(plan) in _STATELESS:
+    while kind(plan) in _STATELESS:
         plan = plan.child()
-    if _kind(plan) != _TRANSFORM:
-        raise _state_refused(view, f"it has state={view.state!r}, but its query ends in {_kind(plan)}")
+    if kind(plan) != _TRANSFORM:
+        raise _state_refused(view, f"it has state={view.state!r}, but its query ends in {kind(plan)}")
     return plan
 
 
@@ -84,10 +85,6 @@ def _key(view: View, transform: Any) -> tuple[KeyColumn, ...]:
 def _state_key_column(attribute: Any, index: int) -> KeyColumn:
     name, type_ = attribute.name(), str(attribute.dataType().json()).strip('"')
     return KeyColumn(name, type_, StateColumn(index, name, type_), attribute.sql())
-
-
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
 
 
 def _state_refused(view: View, reason: str) -> ViewInvalid:
@@ -163,18 +160,6 @@ class Definitions:
         return named
 
 
-_PLAIN = {
-    "Count": "count",
-    "Min": "min",
-    "Max": "max",
-    "First": "first",
-    "Last": "last",
-    "MaxBy": "max_by",
-    "MinBy": "min_by",
-    "BitAndAgg": "bit_and",
-    "BitOrAgg": "bit_or",
-    "BitXorAgg": "bit_xor",
-}
 _BY_GROUPS = "Group by that column as well and let the reader count the rows"
 _BY_MOMENTS = "Serve sum(x), sum(x * x) and count(x) as columns of their own, and let the reader compute it from them"
 _BY_STATE = "Serve max_by, first or last of it, or keep it yourself with transformWithState"
@@ -194,19 +179,19 @@ _COMPUTE_LATER = "Serve the parts that it is computed from as columns of their o
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An aggregate that can be served, its finaliser, and whether Spark returns null on overflow."""
+    """Spark's expression of an aggregate, its class here, and whether Spark returns null on overflow."""
 
-    aggregate: Any
-    finaliser: str
+    expression: Any
+    aggregate: type[Aggregate]
     null_on_overflow: bool = False
 
     def buffers(self) -> list[Any]:
         """The buffers that Spark keeps for the aggregate."""
-        return sequence(self.aggregate.aggregateFunction().aggBufferAttributes())
+        return sequence(self.expression.aggregateFunction().aggBufferAttributes())
 
     def same(self, other: Served) -> bool:
         """Whether Spark keeps one set of buffers for both."""
-        return bool(self.aggregate.deterministic() and self.aggregate.semanticEquals(other.aggregate))
+        return bool(self.expression.deterministic() and self.expression.semanticEquals(other.expression))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,26 +216,16 @@ def serve(expression: Any) -> Served | NotServed:
     return NotServed("computes on, after the aggregation", "Compute it before the groupBy, and group by it")
 
 
-def _aggregate(aggregate: Any) -> Served | NotServed:
-    function = aggregate.aggregateFunction()
+def _aggregate(expression: Any) -> Served | NotServed:
+    function = expression.aggregateFunction()
     name = kind(function)
-    if aggregate.isDistinct():
+    if expression.isDistinct():
         return NotServed("has a DISTINCT, for which all values would have to be kept", _BY_GROUPS)
-    if name in _PLAIN:
-        return Served(aggregate, _PLAIN[name])
-    if name == "Sum":
-        return _sum(aggregate, function)
-    if name == "Average":
-        decimal = type_text(function.child()).startswith("decimal")
-        return Served(aggregate, "decimal_average" if decimal else "average", _lenient(function.evalMode()))
+    types = [parse_type(type_text(buffer)) for buffer in sequence(function.aggBufferAttributes())]
+    for each in AGGREGATES.values():
+        if each.function == name and each.fits(types):
+            return Served(expression, each, _is_null_on_overflow(function))
     return NotServed("is an aggregate that cannot be served", _INSTEAD.get(name, _OTHERWISE))
-
-
-def _sum(aggregate: Any, function: Any) -> Served:
-    lenient = _lenient(function.evalContext().evalMode())
-    if type_text(function).startswith("decimal"):
-        return Served(aggregate, "decimal_sum", lenient)
-    return Served(aggregate, "try_sum" if function.aggBufferAttributes().size() > 1 else "sum", lenient)
 
 
 def _unscaled_sum(made: Any) -> Served | NotServed:
@@ -258,7 +233,7 @@ def _unscaled_sum(made: Any) -> Served | NotServed:
     function = made.child().aggregateFunction()
     if kind(function) != "Sum" or kind(function.child()) != "UnscaledValue" or made.child().isDistinct():
         return NotServed("computes on, after the aggregation", _COMPUTE_LATER)
-    return Served(made.child(), "unscaled_sum", bool(made.nullOnOverflow()))
+    return Served(made.child(), UnscaledSum, bool(made.nullOnOverflow()))
 
 
 def _is_average(divided: Any) -> bool:
@@ -274,11 +249,14 @@ def _unscaled_average(cast: Any) -> Served | NotServed:
     scale = int(type_text(cast).removesuffix(")").rpartition(",")[2])
     if not type_text(cast).startswith("decimal") or divided.right().value() != 10.0 ** (scale - 4):
         return NotServed("computes on, after the aggregation", _COMPUTE_LATER)
-    return Served(divided.left(), "unscaled_average")
+    return Served(divided.left(), UnscaledAverage)
 
 
-def _lenient(mode: Any) -> bool:
-    return str(mode.toString()) != "ANSI"
+def _is_null_on_overflow(function: Any) -> bool:
+    """Only sums and averages have a mode: an error (ANSI), or null."""
+    if kind(function) == "Sum":
+        return str(function.evalContext().evalMode().toString()) != "ANSI"
+    return kind(function) == "Average" and str(function.evalMode().toString()) != "ANSI"
 
 
 SESSION_START = "sessionStartTime"  # Spark's name for the session's start in the state's key
@@ -470,12 +448,14 @@ class _Groups:
 
 
 def _columns(view: View, groups: _Groups) -> Iterator[ViewColumn]:
+    shown = [(column, output) for column, output in groups.result if groups.shown(output) is None]
+    for column, output in shown:
+        _check_type(view, str(column.name()), type_text(output))
     places = dict(_places(view, groups))
-    for column, output in groups.result:
-        if groups.shown(output) is None:
-            served, begin = places[expression_id(output)]
-            expression = str(groups.definitions.of(column).sql())
-            yield _column(view, str(column.name()), expression, output, served, begin)
+    for column, output in shown:
+        served, begin = places[expression_id(output)]
+        expression = str(groups.definitions.of(column).sql())
+        yield _column(str(column.name()), expression, output, served, begin)
 
 
 def _places(view: View, groups: _Groups) -> Iterator[tuple[int, tuple[Served, int]]]:
@@ -494,17 +474,18 @@ def _places(view: View, groups: _Groups) -> Iterator[tuple[int, tuple[Served, in
         yield expression_id(output), (served, begin)
 
 
-def _column(view: View, name: str, expression: str, output: Any, served: Served, begin: int) -> ViewColumn:
-    reason = _unserved(parse_type(type_text(output)))
-    if reason or "collate" in type_text(output):
-        raise _refused(
-            view, f"its column {name!r} has the type {type_text(output)}", reason or "Cast it to a plain string"
-        )
+def _check_type(view: View, name: str, type_: str) -> None:
+    reason = _unserved(parse_type(type_))
+    if reason or "collate" in type_:
+        raise _refused(view, f"its column {name!r} has the type {type_}", reason or "Cast it to a plain string")
+
+
+def _column(name: str, expression: str, output: Any, served: Served, begin: int) -> ViewColumn:
     buffers = tuple(
         StateColumn(begin + place, str(buffer.name()), type_text(buffer))
         for place, buffer in enumerate(served.buffers())
     )
-    return ViewColumn(name, type_text(output), served.finaliser, buffers, expression, served.null_on_overflow)
+    return ViewColumn(name, type_text(output), served.aggregate.name, buffers, expression, served.null_on_overflow)
 
 
 def _check_names(view: View, key: Sequence[KeyColumn], columns: Sequence[ViewColumn]) -> None:

@@ -55,10 +55,10 @@ from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, with_guara
 from stateside.pipeline.sources import JournalEvents
 from stateside.pipeline.view_plan import PlannedView, Planner
 from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat, State
 from stateside.views.state_catalogue import check_state
-from stateside.views.tallies import not_in_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

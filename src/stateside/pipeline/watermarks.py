@@ -6,11 +6,12 @@ these columns too, where they are declared timestamps; a watermark on any other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from stateside.core.errors import ViewInvalid
+from stateside.pipeline.derivation import analysed_plan, expression_id, kind, sequence, tree
 from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.sources import JournalEvents, KafkaTopic, Source
 
@@ -59,17 +60,18 @@ class _Lineage:
 
     @classmethod
     def of(cls, events: DataFrame, frame: DataFrame) -> _Lineage:
-        nodes = list(_nodes(_plan(frame)))
-        outputs = [_plan(events), *(node for node in nodes if not node.children().size())]  # a self-join reads twice
-        given = {each.exprId().id(): each.name() for output in outputs for each in _each(output.output())}
+        nodes = list(tree(analysed_plan(frame)))
+        leaves = [node for node in nodes if not node.children().size()]  # a self-join reads twice
+        outputs = [analysed_plan(events), *leaves]
+        given = {expression_id(each): each.name() for output in outputs for each in sequence(output.output())}
         made_of = {
-            each.exprId().id(): frozenset(part.exprId().id() for part in _each(each.references().toSeq()))
+            expression_id(each): frozenset(expression_id(part) for part in sequence(each.references().toSeq()))
             for node in nodes
-            for each in _each(node.expressions())
-            if _kind(each) == "Alias"
+            for each in sequence(node.expressions())
+            if kind(each) == "Alias"
         }
-        marked = [node.eventTime() for node in nodes if _kind(node) == "EventTimeWatermark"]
-        return cls([_Attribute(each.name(), each.exprId().id()) for each in marked], given, made_of)
+        marked = [node.eventTime() for node in nodes if kind(node) == "EventTimeWatermark"]
+        return cls([_Attribute(each.name(), expression_id(each)) for each in marked], given, made_of)
 
     def columns_of(self, attribute: _Attribute) -> frozenset[str] | None:
         """The event columns behind this attribute; None if the plan does not show them, such as after a Python map."""
@@ -116,21 +118,3 @@ def _not_checked(view: str, watermark: str) -> ViewInvalid:
 
 def _timestamps(events: DataFrame) -> frozenset[str]:
     return frozenset(field.name for field in events.schema if field.dataType.typeName().startswith("timestamp"))
-
-
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    yield plan
-    for child in _each(plan.children()):
-        yield from _nodes(child)
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    return (sequence.apply(place) for place in range(sequence.size()))
-
-
-def _kind(of: Any) -> str:
-    return str(of.getClass().getSimpleName())

@@ -6,7 +6,7 @@
     integer := u16 zeros    number of lowest bytes that are zero and left out (a double's are, mostly)
                u16 size, then `size` bytes, little-endian, two's complement
 
-A batch subtracts its rows' old values and adds their new ones. Tallies are exact (see `views.tallies`), so that in
+A batch subtracts its rows' old values and adds their new ones. Tallies are exact (see `views.aggregates`), so that in
 every snapshot a rollup is the sum of its live rows, to the last unit. A rollup's row without rows below is deleted.
 
 A column whose values cannot be subtracted again has no place in rollups: min, max, first, last and so on.
@@ -27,10 +27,10 @@ from stateside.core.storage import Storage
 from stateside.replica.key_table import Change, Changes, Ordered, in_order
 from stateside.replica.keys import KeyCodec
 from stateside.spark_state.unsafe_row import RowDecoder, Value
+from stateside.views.aggregates import Tally, in_rollups
 from stateside.views.catalogue import Catalogue, Computed, ViewColumn
-from stateside.views.computed import TYPE, ComputedTally, KnownSteps, Steps
+from stateside.views.computed import KnownSteps, Steps, computed_buffers, computed_sum
 from stateside.views.state_catalogue import check_state, value_decoder
-from stateside.views.tallies import Numbers, Tally, tallied, tally
 
 _TEXT = KeyCodec(["string"])
 
@@ -41,7 +41,7 @@ class ComputedNumbers:
     def __init__(self, catalogue: Catalogue, steps: KnownSteps) -> None:
         names = [column.name for column in catalogue.key]
         buffers = {column.name: column.buffers[0].index for column in catalogue.columns if column.buffers}
-        self._columns = [(buffers[each.of], ComputedTally(each.name)) for each in catalogue.computed]
+        self._columns = [(buffers[each.of], computed_sum(each)) for each in catalogue.computed]
         self._by = [names.index(name) for name in catalogue.computed[0].by]
         self._steps = steps
         self._met: dict[tuple[bytes, ...], Steps | None] = {}  # steps by the key's bytes: decoded once
@@ -52,8 +52,8 @@ class ComputedNumbers:
         if by not in self._met:
             self._met[by] = self._look_up(by)
         steps, numbers = self._met[by], list[int]()
-        for place, kept in self._columns:
-            numbers += kept.numbers(steps, row[place])
+        for place, total in self._columns:
+            numbers += total.partial(computed_buffers(steps, row[place]))
         return numbers
 
     def _look_up(self, by: tuple[bytes, ...]) -> Steps | None:
@@ -149,11 +149,11 @@ class Rollups:
                 self._add(sums, parts, self._numbers(parts, row))
             sums.store(rollups)
 
-    def _add(self, sums: _Sums, parts: Sequence[bytes], numbers: Numbers) -> None:
+    def _add(self, sums: _Sums, parts: Sequence[bytes], numbers: Tally) -> None:
         for mark, places in self._marks:
             sums.add(mark + b"".join([parts[place] for place in places]), numbers)
 
-    def _numbers(self, parts: Sequence[bytes], row: bytes | None) -> Numbers:
+    def _numbers(self, parts: Sequence[bytes], row: bytes | None) -> Tally:
         if row is None:
             return self._layout.none
         stored = self._decoder.decode(row)
@@ -165,17 +165,16 @@ class RollupRows:
     """The layout of rollup rows with these columns."""
 
     def __init__(self, columns: Sequence[ViewColumn], computed: Sequence[Computed] = ()) -> None:
-        self.columns = [(column.name, column.type) for column in tallied(columns)]
-        self.columns += [(each.name, TYPE) for each in computed]
-        self._tallies = [tally(column) for column in tallied(columns)]
-        self._all: list[Tally | ComputedTally] = [*self._tallies, *(ComputedTally(each.name) for each in computed)]
-        self.none: Numbers = [0] * (1 + sum(each.size for each in self._all))
+        self._aggregates = in_rollups(columns)
+        self._all = [*self._aggregates, *map(computed_sum, computed)]
+        self.columns = [(each.column.name, each.column.type) for each in self._all]
+        self.none: Tally = [0] * (1 + sum(each.tally_size for each in self._all))
 
     def numbers(self, row: Sequence[Value]) -> list[int]:
         """The numbers of one row of the state, without those of computed columns, which come after."""
         found = [1]
-        for each in self._tallies:
-            found += each.numbers(row)
+        for each in self._aggregates:
+            found += each.partial(row)
         return found
 
     def values(self, row: bytes) -> list[Value]:
@@ -183,8 +182,8 @@ class RollupRows:
         numbers, begin = unpack(row), 1
         values: list[Value] = []
         for each in self._all:
-            values.append(each.value(numbers[begin : begin + each.size]))
-            begin += each.size
+            values.append(each.total(numbers[begin : begin + each.tally_size]))
+            begin += each.tally_size
         return values
 
 
@@ -193,9 +192,9 @@ class _Sums:
 
     def __init__(self, layout: RollupRows) -> None:
         self._layout = layout
-        self._sums: dict[bytes, Numbers] = {}
+        self._sums: dict[bytes, Tally] = {}
 
-    def add(self, key: bytes, numbers: Numbers) -> None:
+    def add(self, key: bytes, numbers: Tally) -> None:
         before = self._sums.get(key)
         self._sums[key] = numbers if before is None else list(map(add, before, numbers))
 
@@ -213,7 +212,7 @@ class _Sums:
         return pack(after) if after[0] else None
 
 
-def pack(numbers: Numbers) -> bytes:
+def pack(numbers: Tally) -> bytes:
     """Integers of any size as bytes."""
     packed = bytearray()
     for number in numbers:

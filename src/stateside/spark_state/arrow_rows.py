@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.core.errors import CheckpointInvalid
@@ -104,6 +105,23 @@ def array_of(
     nulls = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     filled = [nulls, *(pa.py_buffer(np.ascontiguousarray(buffer)) for buffer in buffers)]
     return pa.Array.from_buffers(type_, len(there), filled, children=parts)
+
+
+def value_array(type_: SparkType, values: Sequence[object]) -> pa.Array:
+    """Values of the decoder of single rows as an array."""
+    return pa.array([plain(type_, value) for value in values], arrow_type(type_))  # type: ignore[arg-type]
+
+
+def filled_numbers(column: pa.Array, instead: int = 0) -> npt.NDArray[np.int64]:
+    """A column's whole numbers, with `instead` for nulls."""
+    filled = column.fill_null(instead) if column.null_count else column
+    numbers: npt.NDArray[np.int64] = filled.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def valid_rows(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """The mask of values that are not null."""
+    return np.array(column.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _in_months(name: str) -> bool:

@@ -1,7 +1,7 @@
 """The catalogue of a view: how the rows of a state store become the view's rows.
 
 The state holds aggregation buffers, not the declared columns. The runner derives from the query's plan which buffers
-give which column and how (`finalisers`), and writes the result, as JSON, beside the checkpoint; readers need neither
+give which column and how (`aggregates`), and writes the result, as JSON, beside the checkpoint; readers need neither
 the user's code nor Spark. The stored rows depend on the catalogue's `kind`:
 
     aggregation     key row: the grouping columns; value row: the buffers
@@ -15,7 +15,7 @@ the user's code nor Spark. The stored rows depend on the catalogue's `kind`:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ViewColumn:
-    """A column of a view: its name and Spark type, its finaliser and buffers, and its expression.
+    """A column of a view: its name and Spark type, its aggregate (`aggregates`) and buffers, and its expression.
 
     Spark itself would let a `count` continue where a `sum` of the same type left off; `expression` distinguishes the
     two. `null_on_overflow` says what Spark returns for a number that grew too large: null, or else an error.
@@ -68,10 +68,22 @@ class ViewColumn:
 
     name: str
     type: str
-    finaliser: str
+    aggregate: str
     buffers: tuple[StateColumn, ...]
     expression: str
     null_on_overflow: bool = False
+
+    def as_document(self) -> dict[str, Any]:
+        """As in files and answers, where the aggregate is called the finaliser."""
+        document = asdict(self)
+        document["finaliser"] = document.pop("aggregate")
+        return document
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> ViewColumn:
+        fields = dict(document)
+        fields["aggregate"] = fields.pop("finaliser")
+        return cls(**fields | {"buffers": tuple(StateColumn(**buffer) for buffer in fields["buffers"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,8 @@ class Catalogue:
     archive: str | None = None
 
     def as_json(self) -> bytes:
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=2).encode()
+        document = asdict(self) | {"columns": [column.as_document() for column in self.columns]}
+        return json.dumps({"version": VERSION, **document}, indent=2).encode()
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Catalogue:
@@ -191,7 +204,7 @@ class Catalogue:
 
 def _catalogue(document: dict[str, Any]) -> Catalogue:
     key = tuple(_key_column(column) for column in document.pop("key"))
-    columns = tuple(_view_column(column) for column in document.pop("columns"))
+    columns = tuple(ViewColumn.parse(column) for column in document.pop("columns"))
     window = document.pop("window")
     rollups = tuple(tuple(names) for names in document.pop("rollups", ()))
     window = Window(**window) if window else None
@@ -206,8 +219,3 @@ def _computed(document: dict[str, Any]) -> Computed:
 def _key_column(document: dict[str, Any]) -> KeyColumn:
     stored, whole = StateColumn(**document.pop("stored")), document.pop("whole")
     return KeyColumn(**document, stored=stored, whole=StateColumn(**whole) if whole else None)
-
-
-def _view_column(document: dict[str, Any]) -> ViewColumn:
-    buffers = tuple(StateColumn(**buffer) for buffer in document.pop("buffers"))
-    return ViewColumn(**document, buffers=buffers)

@@ -30,7 +30,8 @@ from stateside.core.errors import CheckpointInvalid, ValueOverflow, ViewInvalid
 from stateside.core.storage import write_atomically
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import Value
-from stateside.views.catalogue import Catalogue, Computed
+from stateside.views.aggregates import Aggregate, Partial, TrySum, aggregate_of
+from stateside.views.catalogue import Catalogue, Computed, StateColumn, ViewColumn
 
 VERSION = 1
 _LONG_MAX = 2**63 - 1
@@ -183,7 +184,6 @@ def extend_steps(path: Path, entries: Mapping[Key, Steps]) -> StepTable:
 
 
 TYPE = "long"
-_FINALISERS = ("sum", "count")  # finalisers whose only buffer is the column's value
 _EXAMPLE = 'Write it like computed=[Computed("amount_micros", of="quantity", by=("plan", "type"))]'
 
 
@@ -241,7 +241,8 @@ def _check_of(catalogue: Catalogue, computed: Computed) -> None:
             f"its computed column {computed.name!r} is of {computed.of!r}, which it does not have",
             f"Its columns are: {', '.join(columns) or 'none'}",
         )
-    if column.finaliser not in _FINALISERS or parse_type(column.type) != Primitive(TYPE):
+    made = aggregate_of(column)
+    if not (made.is_stored and made.tally_size) or made.type != Primitive(TYPE):
         raise _refused(
             catalogue.view,
             f"its computed column {computed.name!r} is of {computed.of!r}, {column.expression} {column.type}",
@@ -312,46 +313,17 @@ class ComputedColumns:
         return [None if number is None else steps.value(number) for number in numbers]  # type: ignore[arg-type]
 
 
-class ComputedSum:
-    """The sums of the computed columns over several rows."""
-
-    def __init__(self, columns: Sequence[Computed]) -> None:
-        self._tallies = [ComputedTally(column.name) for column in columns]
-        self._numbers = [[0, 0, 0] for _ in columns]
-
-    def add(self, values: Sequence[int | None]) -> None:
-        for numbers, value in zip(self._numbers, values, strict=True):
-            numbers[0] += value or 0
-            numbers[1] += value is not None
-
-    def values(self) -> list[int | None]:
-        """The sums; null without any value, ValueOverflow if one is too large."""
-        return [tally.value(numbers) for tally, numbers in zip(self._tallies, self._numbers, strict=True)]
+def computed_sum(computed: Computed) -> Aggregate:
+    """The sum of a computed column over rows, each with the buffers of `computed_buffers`."""
+    buffers = (StateColumn(0, "sum", TYPE), StateColumn(1, "isEmpty", "boolean"))
+    return TrySum(ViewColumn(computed.name, TYPE, TrySum.name, buffers, computed.of))
 
 
-class ComputedTally:
-    """A computed column in a rollup: the sum of the rows' values, the number of values, and of values too large."""
-
-    size = 3
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def numbers(self, steps: Steps | None, number: Value) -> tuple[int, int, int]:
-        """The three numbers of one row whose column `of` has this number."""
-        if steps is None or number is None:
-            return 0, 0, 0
-        try:
-            return steps.value(number), 1, 0  # type: ignore[arg-type]  # checked: a long
-        except ValueOverflow:  # one row's overflow must not hold up all others
-            return 0, 1, 1
-
-    def value(self, numbers: Sequence[int]) -> int | None:
-        """The sum; null without any, ValueOverflow if the sum or one of its rows is too large."""
-        total, rows, too_large = numbers
-        if too_large or not -(1 << 63) <= total < 1 << 63:
-            raise ValueOverflow(
-                f"The computed column {self.name!r} of all rows together is too large for {TYPE}",
-                next_step="Ask for the rows, or let the steps give larger units",
-            )
-        return total if rows else None
+def computed_buffers(steps: Steps | None, number: Value) -> Partial:
+    """A row's contribution to the sum, from its column `of`: a value too large must not hold up all other rows."""
+    if steps is None or number is None:
+        return 0, True
+    try:
+        return steps.value(number), False  # type: ignore[arg-type]  # checked: a long
+    except ValueOverflow:
+        return None, False

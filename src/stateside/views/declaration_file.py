@@ -8,7 +8,7 @@
     rename = { country = "land" }       new names of columns
     rollups = [["country"], []]         sums by these of the key's columns; [] is the total
 
-    [views.orders.columns]              the meaning of buffers: a finaliser, and its buffers in order
+    [views.orders.columns]              the meaning of buffers: an aggregate, and its buffers in order
     revenue = { sum = ["sum"] }
     mean = { average = ["sum_2", "count"] }
 
@@ -19,27 +19,26 @@ declared column is no longer shown by itself. Nobody can check whether a declare
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stateside.core.errors import CheckpointInvalid, SettingInvalid, StatesideError
-from stateside.spark_state.types import Decimal, Primitive, SparkType, parse_type
+from stateside.spark_state.types import Decimal, parse_type
+from stateside.views.aggregates import AGGREGATES, Aggregate
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
 from stateside.views.inference import Inferred, Refusal, safe_name
 from stateside.views.rollups import check_rollups, declared_rollups
 
-_LONG, _DOUBLE, _BOOLEAN = Primitive("long"), Primitive("double"), Primitive("boolean")
+DECLARABLE = {name: each for name, each in AGGREGATES.items() if each.function is not None}
 _TYPE = "type"
-
-Fits = Callable[[SparkType], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """A column made of buffers, under their names in the inferred view; `type` where the buffers leave it open."""
 
-    finaliser: str
+    aggregate: type[Aggregate]
     buffers: tuple[str, ...]
     type: str | None = None
 
@@ -175,22 +174,21 @@ class _Applied:
                     f"Its buffers are: {', '.join(buffers) or 'none'}",
                 )
         stored = tuple(buffers[buffer] for buffer in made.buffers)
-        fits = FINALISERS[made.finaliser]
-        types = [parse_type(buffer.type) for buffer in stored]
-        if len(types) != len(fits) or not all(fit(type_) for (_, fit), type_ in zip(fits, types, strict=True)):
+        aggregate = made.aggregate
+        if not aggregate.fits([parse_type(buffer.type) for buffer in stored]):
             given = ", ".join(f"{buffer.name} {buffer.type}" for buffer in stored) or "none"
             raise self._wrong(
-                f"its column {name!r} cannot be made by {made.finaliser} of the buffers {given}",
-                f"For {made.finaliser} it takes: {', '.join(described for described, _ in fits)}",
+                f"its column {name!r} cannot be made by {aggregate.name} of the buffers {given}",
+                f"For {aggregate.name} it takes: {', '.join(buffer.described for buffer in aggregate.buffers)}",
             )
-        expression = f"{made.finaliser}({', '.join(made.buffers)})"
-        return ViewColumn(name, self._type(name, made, stored), made.finaliser, stored, expression)
+        expression = f"{aggregate.name}({', '.join(made.buffers)})"
+        return ViewColumn(name, self._type(name, made, stored), aggregate.name, stored, expression)
 
     def _type(self, name: str, made: Made, stored: Sequence[StateColumn]) -> str:
-        if made.finaliser != "decimal_average":
+        if made.aggregate.has_buffer_type:
             if made.type is not None:
                 raise self._wrong(f"its column {name!r} has a type", "Leave it out: it is that of the buffers")
-            return "double" if made.finaliser == "average" else stored[0].type
+            return stored[0].type
         try:
             if made.type is not None and isinstance(parse_type(made.type), Decimal):
                 return made.type
@@ -247,15 +245,15 @@ def _declaration(document: dict[str, Any], table: str, where: str) -> Declaratio
 
 
 def _made(document: Any, column: str, where: str) -> Made:
-    example = f'Write it like {{ sum = ["sum"] }}; there are: {", ".join(FINALISERS)}'
-    finalisers = [name for name in document if name != _TYPE] if isinstance(document, dict) else []
-    if len(finalisers) != 1 or finalisers[0] not in FINALISERS:
-        raise _wrong(f"{column} has not one finaliser that there is", where, example)
+    example = f'Write it like {{ sum = ["sum"] }}; there are: {", ".join(DECLARABLE)}'
+    names = [name for name in document if name != _TYPE] if isinstance(document, dict) else []
+    if len(names) != 1 or names[0] not in DECLARABLE:
+        raise _wrong(f"{column} has not one aggregate that there is", where, example)
     type_ = document.get(_TYPE)
     if type_ is not None and not isinstance(type_, str):
         raise _wrong(f"{column}.type is no text", where, 'Write it like type = "decimal(14,6)"')
-    buffers = document[finalisers[0]]
-    return Made(finalisers[0], _names([buffers] if isinstance(buffers, str) else buffers, column, where), type_)
+    buffers = document[names[0]]
+    return Made(DECLARABLE[names[0]], _names([buffers] if isinstance(buffers, str) else buffers, column, where), type_)
 
 
 def _taken(document: dict[str, Any], defaults: Mapping[str, Any], what: str, where: str) -> list[Any]:
@@ -274,20 +272,3 @@ def _names(value: Any, what: str, where: str) -> tuple[str, ...]:
 
 def _wrong(what: str, where: str, next_step: str) -> SettingInvalid:
     return SettingInvalid(what, where=where, next_step=next_step)
-
-
-_A_LONG: tuple[str, Fits] = ("a long", lambda type_: type_ == _LONG)
-_A_DOUBLE: tuple[str, Fits] = ("a double", lambda type_: type_ == _DOUBLE)
-_A_DECIMAL: tuple[str, Fits] = ("a decimal", lambda type_: isinstance(type_, Decimal))
-_A_BOOLEAN: tuple[str, Fits] = ("a boolean (isEmpty)", lambda type_: type_ == _BOOLEAN)
-_ANY: tuple[str, Fits] = ("one buffer of any type", lambda type_: True)
-FINALISERS: dict[str, tuple[tuple[str, Fits], ...]] = {
-    "count": (_A_LONG,),
-    "sum": (("a long or a double", lambda type_: type_ in (_LONG, _DOUBLE)),),
-    "try_sum": (_A_LONG, _A_BOOLEAN),
-    "decimal_sum": (_A_DECIMAL, _A_BOOLEAN),
-    "average": (_A_DOUBLE, _A_LONG),
-    "decimal_average": (_A_DECIMAL, _A_LONG),
-    "min": (_ANY,),
-    "max": (_ANY,),
-}

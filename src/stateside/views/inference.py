@@ -5,7 +5,7 @@ name is that of the checkpoint's folder, followed by the operator's number if th
 or side's name. `WAYS` has the inference for each operator, by Spark's name; an operator without one is refused by name.
 
 Rows are served as stored, as Spark's own `statestore` reader shows them: a key's columns by their names, then the
-aggregation's buffers, raw (`value` in `finalisers`). Without the query's plan a sum and a count are not known to be an
+aggregation's buffers, raw (`value` in `aggregates`). Without the query's plan a sum and a count are not known to be an
 average; a declaration (`declaration_file`) can say so. Repeated names get a number: sum, sum_2.
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateside.core.errors import ViewInvalid
+from stateside.views.aggregates import in_rollups
 from stateside.views.catalogue import Catalogue
-from stateside.views.tallies import tallied
 
 ROLLUPS_MAX = 16
 _EXAMPLE = 'Write it like key=["customer", "country"], rollups=[["country"]]'
@@ -44,7 +44,7 @@ def check_rollups(catalogue: Catalogue) -> None:
                 f"its rollup {list(columns)} has the session window {name!r}, which no two rows have in common",
                 f"Leave {name!r} out of it",
             )
-    if not tallied(catalogue.columns):
+    if not in_rollups(catalogue.columns):
         raise _refused(
             catalogue.view,
             f"none of its columns {[column.name for column in catalogue.columns]} can be added up and taken away again",

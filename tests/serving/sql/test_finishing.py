@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointInvalid, ValueOverflow
-from stateside.serving.sql.arrow_columns import ComputedArrays, finished, shown
+from stateside.serving.sql.arrow_columns import ComputedArrays, shown
 from stateside.spark_state.arrow_rows import arrow_type
 from stateside.spark_state.types import parse_type
+from stateside.views.aggregates import Aggregate, aggregate_of
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
 from stateside.views.computed import ComputedColumns, KnownSteps, Step, Steps, extend_steps
-from stateside.views.finalisers import Finaliser, finaliser
 from tests.rows import VALUES, decimals
 
 LONGS, DOUBLES = VALUES["long"], st.floats(allow_nan=False)
@@ -38,7 +38,7 @@ SUMS: dict[str, tuple[str, dict[str, st.SearchStrategy[Any]]]] = {
 def test_many_rows_are_finished_as_each_of_them_is(name: str, lenient: bool, data: st.DataObject) -> None:
     type_, buffers = SUMS[name]
     stored = tuple(StateColumn(index, "buffer", each) for index, each in enumerate(buffers))
-    each = finaliser(ViewColumn("total", type_, name, stored, "…", lenient))
+    each = aggregate_of(ViewColumn("total", type_, name, stored, "…", lenient))
     rows = data.draw(st.lists(st.tuples(*buffers.values()), min_size=1, max_size=6))
     columns = [
         pa.array(values, arrow_type(parse_type(one)))
@@ -47,12 +47,12 @@ def test_many_rows_are_finished_as_each_of_them_is(name: str, lenient: bool, dat
     expected = _or_error(each, rows)
     if expected is None:
         with pytest.raises(ValueOverflow):
-            finished(each, columns)
+            each.finish_arrays(columns)
     else:
-        assert finished(each, columns).to_pylist() == expected
+        assert each.finish_arrays(columns).to_pylist() == expected
 
 
-def _or_error(each: Finaliser, rows: list[tuple[Any, ...]]) -> list[Any] | None:
+def _or_error(each: Aggregate, rows: list[tuple[Any, ...]]) -> list[Any] | None:
     try:
         return [each.finish(row) for row in rows]
     except ValueOverflow:
@@ -121,5 +121,5 @@ def _steps(factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_decimal_keeps_its_digits() -> None:
-    each = finaliser(ViewColumn("total", "decimal(18,2)", "unscaled_sum", (StateColumn(0, "sum", "long"),), "…"))
-    assert finished(each, [pa.array([-12_345, None, 0])]).to_pylist() == [Decimal("-123.45"), None, Decimal("0.00")]
+    each = aggregate_of(ViewColumn("total", "decimal(18,2)", "unscaled_sum", (StateColumn(0, "sum", "long"),), "…"))
+    assert each.finish_arrays([pa.array([-12_345, None, 0])]).to_pylist() == [Decimal("-123.45"), None, Decimal("0.00")]

@@ -1,7 +1,7 @@
 """Requests to several shards: the servers of a view's keys, and answers combined at one batch.
 
 Combined rows are in the order of a single server. The rows of a rollup are added up in *tallies*, the whole numbers
-from which sums, counts and averages are computed (see `views.tallies`), and finished here as on a server: the result
+from which sums, counts and averages are computed (see `views.aggregates`), and finished here as on a server: the result
 equals a single server's, to the last unit. So every rollup can be combined.
 """
 
@@ -231,11 +231,9 @@ def added_up(documents: Iterable[Mapping[str, Any]], columns: Sequence[str], key
 def _finisher(made_of: Mapping[str, Any]) -> Callable[[Sequence[int]], Row]:
     """The conversion of tallies to shown values, by the documents' column definitions."""
     from stateside.replica.rollup_tables import RollupRows, pack
-    from stateside.views.catalogue import Computed, StateColumn, ViewColumn
+    from stateside.views.catalogue import Computed, ViewColumn
 
-    columns = [
-        ViewColumn(**{**c, "buffers": tuple(StateColumn(**each) for each in c["buffers"])}) for c in made_of["columns"]
-    ]
+    columns = [ViewColumn.parse(column) for column in made_of["columns"]]
     layout = RollupRows(columns, [Computed(c["name"], c["of"], tuple(c["by"])) for c in made_of["computed"]])
     render = [(name, renderer(parse_type(type_))) for name, type_ in layout.columns]
 

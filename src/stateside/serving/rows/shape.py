@@ -23,11 +23,10 @@ from stateside.serving.rows.values import JsonKeys, KeyTexts, Leaf, renderer
 from stateside.serving.rows.view_columns import ColumnSet
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value
+from stateside.views.aggregates import Aggregate, aggregate_of, in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import TYPE, ComputedColumns, KnownSteps
-from stateside.views.finalisers import Finaliser, finaliser
 from stateside.views.state_catalogue import check_state, completed, value_decoder
-from stateside.views.tallies import tallied
 
 NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
@@ -40,7 +39,7 @@ class RollupReader:
         self._types = {column.name: column.asked_type for column in catalogue.key}
         self._computed = catalogue.computed
         self._rows = RollupRows(catalogue.columns, catalogue.computed)
-        self._columns = tallied(catalogue.columns)
+        self._columns = [made.column for made in in_rollups(catalogue.columns)]
         self._render = [(name, renderer(parse_type(type_))) for name, type_ in self._rows.columns]
 
     def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
@@ -105,7 +104,10 @@ class RollupReader:
 
     def columns(self) -> dict[str, Any]:
         """The arguments of `RollupRows`, with which a client turns tallies into values."""
-        return {"columns": [asdict(each) for each in self._columns], "computed": [asdict(c) for c in self._computed]}
+        return {
+            "columns": [each.as_document() for each in self._columns],
+            "computed": [asdict(c) for c in self._computed],
+        }
 
     def _values(self, row: bytes) -> dict[str, Any]:
         values = zip(self._render, self._rows.values(row), strict=True)
@@ -165,8 +167,8 @@ class Shape:
         self.keys_as_asked = all(isinstance(type_, Primitive) for _, type_ in self.key_parts)
         check_state(self.catalogue, storage)
         self._decoder = value_decoder(self.catalogue, storage)
-        self._finalisers = [finaliser(column) for column in self.catalogue.columns]
-        self._finish = [(each.places[0], each.places, _finish(each)) for each in self._finalisers]
+        self._aggregates = [aggregate_of(column) for column in self.catalogue.columns]
+        self._finish = [(each.places[0], each.places, _finish(each)) for each in self._aggregates]
         self._pick = _picker(self._finish)
         wholes = [None if column.whole is None else column.whole.index for column in self.catalogue.key]
         self._wholes = wholes if any(at is not None for at in wholes) else []  # a session's window in the stored row
@@ -175,7 +177,7 @@ class Shape:
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
         self.columns = ColumnSet([(name, parse_type(type_)) for name, type_ in shown])
         self._computed = ComputedColumns(self.catalogue, steps)
-        self.sums = BucketSums(self.catalogue, self.codec, self._decoder, self._finalisers, self._computed)
+        self.sums = BucketSums(self.catalogue, self.codec, self._decoder, self._aggregates, self._computed)
         self.rollups = RollupReader(self.catalogue)
 
     def parse_key(self, parts: Sequence[str]) -> list[Value]:
@@ -230,6 +232,6 @@ def _picker(columns: Sequence[tuple[int, Sequence[int], Finish | None]]) -> Call
     return itemgetter(*(place for place, _, _ in columns))
 
 
-def _finish(each: Finaliser) -> Finish | None:
+def _finish(each: Aggregate) -> Finish | None:
     """The function from a column's buffers to its value; None where the value is the one buffer."""
-    return None if type(each).finish is Finaliser.finish else each.finish
+    return None if each.is_stored else each.finish

@@ -20,16 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stateside.core.errors import RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
 from stateside.serving.stamp import Stamp, iso_time, parse_time
 from stateside.spark_state.unsafe_row import Value
+from stateside.views.aggregates import Aggregate, Partial
 from stateside.views.catalogue import Catalogue, Window
-from stateside.views.computed import ComputedColumns, ComputedSum
-from stateside.views.finalisers import Finaliser
+from stateside.views.computed import ComputedColumns, computed_sum
 from stateside.views.state_catalogue import Decoder
 
 BUCKETS_MAX = 10_000
@@ -56,7 +55,7 @@ class BucketRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class RangeSum:
     """A range of buckets combined: the range, the number of buckets, and the values (None without buckets)."""
 
     start_us: int
@@ -73,11 +72,12 @@ class BucketSums:
         catalogue: Catalogue,
         codec: KeyCodec,
         decoder: Decoder,
-        finalisers: Sequence[Finaliser],
+        aggregates: Sequence[Aggregate],
         computed: ComputedColumns,
     ) -> None:
-        self._catalogue, self._codec, self._decoder, self._finalisers = catalogue, codec, decoder, finalisers
+        self._catalogue, self._codec, self._decoder, self._aggregates = catalogue, codec, decoder, aggregates
         self._computed = computed
+        self._sums = [*aggregates, *map(computed_sum, computed.columns)]
 
     def window(self, key: Sequence[Value]) -> Window:
         """The view's window; RequestInvalid if the view has none, or the buckets of this key cannot be combined."""
@@ -96,7 +96,7 @@ class BucketSums:
             raise RequestInvalid(
                 "A sum is over the buckets of one key", next_step=f"Give the parts: {', '.join(names[:-1])}"
             )
-        for each in self._finalisers:
+        for each in self._aggregates:
             if each.apart:
                 raise RequestInvalid(
                     f"The column {each.column.name!r} cannot be combined over buckets: {each.apart}",
@@ -104,7 +104,7 @@ class BucketSums:
                 )
         return window
 
-    def read(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> Sum | None:
+    def read(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> RangeSum | None:
         """The sum in a snapshot; None if no range was given and the key has no bucket to derive one from."""
         window = self.window(key)
         bounds = self._bounds(snapshot, stamp, key, span, window)
@@ -115,7 +115,7 @@ class BucketSums:
         if span.from_us is not None or span.last_us is not None:
             _check_live(start_us, window, stamp)
         buckets, values = self._combine(key, self._buckets(snapshot, key, start_us, end_us))
-        return Sum(start_us, end_us, buckets, values)
+        return RangeSum(start_us, end_us, buckets, values)
 
     def _bounds(
         self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange, window: Window
@@ -158,25 +158,27 @@ class BucketSums:
             yield self._decoder.decode(row)
 
     def _combine(self, key: Sequence[Value], rows: Iterator[tuple[Value, ...]]) -> tuple[int, tuple[Value, ...] | None]:
-        combined: list[Any] | None = None
-        computed = ComputedSum(self._computed.columns)
+        combined: list[Partial] | None = None
         count = 0
         for row in rows:
             count += 1
-            buffers = [[row[place] for place in each.places] for each in self._finalisers]
-            if self._computed.columns:
-                computed.add(self._computed.values(key, self._finished(buffers)))
+            parts = self._parts(key, row)
             if combined is None:
-                combined = buffers
+                combined = parts
             else:
-                pairs = zip(self._finalisers, combined, buffers, strict=True)
-                combined = [each.merge(before, further) for each, before, further in pairs]
+                triples = zip(self._sums, combined, parts, strict=True)
+                combined = [each.merge(before, further) for each, before, further in triples]
         if combined is None:
             return 0, None
-        return count, (*self._finished(combined), *computed.values())
+        return count, tuple(each.total(part) for each, part in zip(self._sums, combined, strict=True))
 
-    def _finished(self, buffers: Sequence[Any]) -> list[Value]:
-        return [each.finish(part) for each, part in zip(self._finalisers, buffers, strict=True)]
+    def _parts(self, key: Sequence[Value], row: Sequence[Value]) -> list[Partial]:
+        parts = [each.partial(row) for each in self._aggregates]
+        if self._computed.columns:
+            values = [each.finish([row[place] for place in each.places]) for each in self._aggregates]
+            computed = zip(self._sums[len(parts) :], self._computed.values(key, values), strict=True)
+            parts += [each.partial((value, value is None)) for each, value in computed]
+        return parts
 
 
 def _check_borders(start_us: int, end_us: int, window: Window) -> None:

@@ -1,7 +1,7 @@
 """Arrow columns of a replica's rows: keys and rows of a snapshot, up to 50,000 at once, as a record batch.
 
 Columns have their names and order in answers. State rows are converted, finalised and computed column by column, with
-the results of `views.finalisers` and `views.computed` for single rows; rows of state variables and groups, and rollups,
+the results of `views.aggregates` and `views.computed` for single rows; rows of state variables and groups, and rollups,
 are decoded row by row.
 """
 
@@ -13,32 +13,29 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.core.storage import Storage
 from stateside.replica.key_blocks import KeyColumns
 from stateside.replica.rollup_tables import RollupRows
-from stateside.spark_state.arrow_rows import RowsToArrow, array_of, arrow_type, plain
+from stateside.spark_state.arrow_rows import (
+    RowsToArrow,
+    array_of,
+    arrow_type,
+    filled_numbers,
+    valid_rows,
+    value_array,
+)
 from stateside.spark_state.slices import Slices
-from stateside.spark_state.types import Decimal, Primitive, SparkType, parse_type
+from stateside.spark_state.types import Primitive, SparkType, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder
+from stateside.views.aggregates import aggregate_of
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import TYPE, KnownSteps
-from stateside.views.finalisers import Finaliser, finaliser
 from stateside.views.state_catalogue import Decoder, stored_schema, value_decoder
 
 Longs = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 _MONTHS = ("interval year", "interval month", "interval year to month")
 _INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
-
-
-def finished(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
-    """A column's values from its buffers; ValueOverflow if a value is too large for its type."""
-    if type(each).finish is Finaliser.finish:
-        return buffers[0]
-    found = _at_once(each, buffers)
-    return _one_by_one(each, buffers) if found is None else found
 
 
 def shown_type(type_: SparkType) -> pa.DataType:
@@ -51,47 +48,12 @@ def shown(type_: SparkType, column: pa.Array) -> pa.Array:
     if not _in_months(type_):
         return column if column.type == arrow_type(type_) else column.cast(arrow_type(type_))
     parts = np.zeros(len(column), _INTERVAL)
-    parts["months"] = _numbers(column)
-    return array_of(pa.month_day_nano_interval(), _there(column), parts)
-
-
-def values_array(type_: SparkType, values: Sequence[object]) -> pa.Array:
-    """Values of the row-by-row decoder as an array."""
-    return pa.array([plain(type_, value) for value in values], arrow_type(type_))  # type: ignore[arg-type]
+    parts["months"] = filled_numbers(column)
+    return array_of(pa.month_day_nano_interval(), valid_rows(column), parts)
 
 
 def _in_months(type_: SparkType) -> bool:
     return isinstance(type_, Primitive) and type_.name in _MONTHS
-
-
-def _at_once(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array | None:
-    """The finished column; None where some row needs a closer look, or the finaliser has no vector form."""
-    match each.column.finaliser:
-        case "try_sum" | "decimal_sum":
-            total, empty = buffers
-            if empty.null_count or pc.any(pc.and_(pc.is_null(total), pc.invert(empty))).as_py():
-                return None  # a sum overflowed
-            return pc.if_else(empty, pa.scalar(None, total.type), total)
-        case "unscaled_sum":
-            return _unscaled(each, buffers[0])
-        case "average" if not buffers[0].null_count and not buffers[1].null_count:
-            totals, counts = (buffer.to_numpy(zero_copy_only=False) for buffer in buffers)
-            with np.errstate(all="ignore"):  # a count of 0 has no average
-                return array_of(pa.float64(), counts != 0, totals / counts)
-    return None
-
-
-def _unscaled(each: Finaliser, sums: pa.Array) -> pa.Array | None:
-    assert isinstance(each.type, Decimal)
-    low, largest = _numbers(sums), 10**each.type.precision
-    if len(low) and (int(low.max()) >= largest or int(low.min()) <= -largest):
-        return None
-    return array_of(arrow_type(each.type), _there(sums), np.stack([low, low >> 63], axis=1))
-
-
-def _one_by_one(each: Finaliser, buffers: Sequence[pa.Array]) -> pa.Array:
-    rows = zip(*(buffer.to_pylist() for buffer in buffers), strict=True)
-    return values_array(each.type, [each.finish(row) for row in rows])
 
 
 class ComputedArrays:
@@ -108,9 +70,9 @@ class ComputedArrays:
         if not self._of:
             return []
         by = [key[place].dictionary_encode() for place in self._by]
-        kinds, some = _kinds([_numbers(each.indices, -1) for each in by])
+        kinds, some = _kinds([filled_numbers(each.indices, -1) for each in by])
         numbers = [columns[place] for place in self._of]
-        longs, there = [_numbers(each) for each in numbers], [_there(each) for each in numbers]
+        longs, there = [filled_numbers(each) for each in numbers], [valid_rows(each) for each in numbers]
         found = [np.zeros(len(each), np.int64) for each in longs]
         for kind, row in some:
             texts: list[Any] = [
@@ -134,18 +96,6 @@ def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
     return kinds, list(zip(found.tolist(), rows.tolist(), strict=True))
 
 
-def _numbers(column: pa.Array, instead: int = 0) -> Longs:
-    """A column's whole numbers, with `instead` for nulls."""
-    filled = column.fill_null(instead) if column.null_count else column
-    numbers: Longs = filled.to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _there(column: pa.Array) -> Mask:
-    """The mask of non-null values."""
-    return np.array(column.is_valid().to_numpy(zero_copy_only=False))
-
-
 class ArrowColumns(Protocol):
     """Converts keys and rows to record batches."""
 
@@ -159,7 +109,7 @@ class ViewColumns:
 
     def __init__(self, catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> None:
         self._key = catalogue.key
-        self._finalisers = [finaliser(column) for column in catalogue.columns]
+        self._aggregates = [aggregate_of(column) for column in catalogue.columns]
         self._keys = KeyColumns([column.asked_type for column in catalogue.key])
         self._stored = _stored(catalogue, storage)
         self._computed = ComputedArrays(catalogue, steps)
@@ -174,7 +124,7 @@ class ViewColumns:
         stored = self._stored.columns(rows)
         asked = zip(self._key, self._keys.arrays(keys), strict=True)
         key = [array if column.whole is None else stored[column.whole.index] for column, array in asked]
-        columns = [finished(each, [stored[place] for place in each.places]) for each in self._finalisers]
+        columns = [each.finish_arrays([stored[place] for place in each.places]) for each in self._aggregates]
         arrays = [*key, *columns, *self._computed.arrays(key, columns)]
         return _batch(self.schema, self._types, arrays, len(keys))
 
@@ -193,7 +143,7 @@ class RollupColumns:
     def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
         """ValueOverflow if a sum is too large for its type."""
         values = zip(*map(self._rows.values, rows), strict=True) if rows else [()] * len(self._sums)
-        sums = [values_array(type_, column) for type_, column in zip(self._sums, values, strict=True)]
+        sums = [value_array(type_, column) for type_, column in zip(self._sums, values, strict=True)]
         return _batch(self.schema, [*self._types, *self._sums], [*self._keys.arrays(keys), *sums], len(keys))
 
 
@@ -222,7 +172,7 @@ class _RowByRow:
         empty = pa.nulls(len(rows))
         count = max(self._types, default=-1) + 1
         return [
-            values_array(self._types[place], [row[place] for row in decoded]) if place in self._types else empty
+            value_array(self._types[place], [row[place] for row in decoded]) if place in self._types else empty
             for place in range(count)
         ]
 

@@ -16,9 +16,9 @@ from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
 from stateside.serving.web.response import Response, stamped
 from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
+from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.computed import TYPE
-from stateside.views.tallies import not_in_rollups
 
 
 async def _views(request: Request) -> Response:

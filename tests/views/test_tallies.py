@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.errors import ValueOverflow
+from stateside.views.aggregates import aggregate_of, in_rollups
 from stateside.views.catalogue import StateColumn, ViewColumn
-from stateside.views.finalisers import finaliser
-from stateside.views.tallies import tallied, tally
 
 LONG_MAX = 2**63 - 1
 longs = st.integers(-(2**63), LONG_MAX)
@@ -40,14 +39,14 @@ DECIMAL_AVERAGE = column("decimal_average", "decimal(38,6)", "decimal(38,2)", "l
 
 def left(of: ViewColumn, stay: Sequence[Sequence[Any]], go: Sequence[Sequence[Any]]) -> Any:
     """The value after all rows came and some went again."""
-    each = tally(of)
-    numbers = [0] * each.size
+    each = aggregate_of(of)
+    numbers = [0] * each.tally_size
     for sign, rows in ((1, [*go, *stay]), (-1, go)):
         for row in rows:
-            added = each.numbers(row)
-            assert len(added) == each.size
+            added = each.partial(row)
+            assert len(added) == each.tally_size
             numbers = [a + sign * b for a, b in zip(numbers, added, strict=True)]
-    return each.value(numbers)
+    return each.total(numbers)
 
 
 def rows(*values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[Any, ...]]]:
@@ -114,7 +113,7 @@ def test_an_average_is_that_of_all_rows_together(stay: Any, go: Any) -> None:
     total = nearest(sum((Fraction(total) for total, _ in stay), Fraction(0)))
     assert found == (total / count if stay else None)
     if stay:
-        assert left(UNSCALED_AVERAGE, stay, go) == finaliser(UNSCALED_AVERAGE).finish([total, count])
+        assert left(UNSCALED_AVERAGE, stay, go) == aggregate_of(UNSCALED_AVERAGE).finish([total, count])
 
 
 def test_what_was_too_large_is_so_no_longer_once_the_row_that_made_it_so_is_gone() -> None:
@@ -135,7 +134,7 @@ def test_a_sum_of_doubles_beyond_the_largest_one_is_infinite() -> None:
 
 def test_columns_that_cannot_be_taken_away_again_have_no_tally() -> None:
     others = [column(name, "long", "long") for name in ("min", "max", "bit_or", "first", "last", "max_by", "value")]
-    assert tallied([*others, COUNT]) == [COUNT]
+    assert [each.column for each in in_rollups([*others, COUNT])] == [COUNT]
 
 
 def nearest(exact: Fraction) -> float:

@@ -13,12 +13,13 @@ from stateside.core.errors import CheckpointInvalid, ValueOverflow, ViewInvalid
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
 from stateside.views.computed import (
     ComputedColumns,
-    ComputedSum,
     KnownSteps,
     Step,
     Steps,
     StepTable,
     check_computed,
+    computed_buffers,
+    computed_sum,
     extend_steps,
 )
 
@@ -131,11 +132,13 @@ def test_a_table_whose_entries_were_changed_is_not_followed(tmp_path: Path) -> N
 
 
 def test_the_values_of_several_rows_are_added_without_those_that_have_none() -> None:
-    total = ComputedSum([AMOUNT, AMOUNT])
-    assert total.values() == [None, None]
-    total.add([2, None])
-    total.add([2**62, None])
-    assert total.values() == [2**62 + 2, None]
-    total.add([2**62, 0])
-    with pytest.raises(ValueOverflow, match="'amount' of all rows together is too large for long"):
-        total.values()
+    total, steps = computed_sum(AMOUNT), Steps((Step(0, 1, 1),))
+    added = total.partial(computed_buffers(steps, None))
+    assert total.total(added) is None
+    for number in (2, None, 2**62):
+        added = total.merge(added, total.partial(computed_buffers(steps, number)))
+    assert total.total(added) == 2**62 + 2
+    with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
+        total.total(total.merge(added, total.partial(computed_buffers(steps, 2**62))))
+    with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
+        total.total(total.merge(added, total.partial(computed_buffers(BASIC, 2**63 - 1))))

@@ -1,4 +1,4 @@
-"""Finalisers by themselves: what no real run reaches easily, and that combining buckets loses nothing."""
+"""Aggregates by themselves: what no real run reaches easily, and that combining buckets loses nothing."""
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointInvalid, ValueOverflow
+from stateside.views.aggregates import Aggregate, aggregate_of, in_order
 from stateside.views.catalogue import StateColumn, ViewColumn
-from stateside.views.finalisers import Finaliser, finaliser, in_order
 
 LONG_MAX = 2**63 - 1
 WIDE = Context(prec=100, rounding=ROUND_HALF_UP)
 longs = st.integers(-(10**12), 10**12)
 
 
-def of(name: str, type_: str, *buffers: str, lenient: bool = False) -> Finaliser:
+def of(name: str, type_: str, *buffers: str, lenient: bool = False) -> Aggregate:
     stored = tuple(StateColumn(index, "buffer", each) for index, each in enumerate(buffers))
-    return finaliser(ViewColumn("total", type_, name, stored, "…", lenient))
+    return aggregate_of(ViewColumn("total", type_, name, stored, "…", lenient))
 
 
 def decimals(digits: int, behind: int) -> st.SearchStrategy[Decimal]:
@@ -73,22 +73,22 @@ def test_sums_and_averages_of_decimals_over_buckets_are_exact(values: list[Decim
 def test_a_number_that_grew_too_large_is_null_or_an_error_as_spark_has_it(
     column: tuple[str, ...], buffers: list[Any], lenient: bool
 ) -> None:
-    column_finaliser = of(*column, lenient=lenient)
+    made = of(*column, lenient=lenient)
     if lenient:
-        assert column_finaliser.finish(buffers) is None
+        assert made.finish(buffers) is None
     else:
         with pytest.raises(ValueOverflow, match="'total' has grown too large"):
-            column_finaliser.finish(buffers)
+            made.finish(buffers)
 
 
 def test_buckets_that_are_too_large_together_are_no_wrong_number() -> None:
-    with pytest.raises(ValueOverflow, match="of these buckets together is too large for long"):
-        of("sum", "long", "long").merge([LONG_MAX], [1])
+    with pytest.raises(ValueOverflow, match="of all rows together is too large for long"):
+        folded(of("sum", "long", "long"), [[LONG_MAX], [1]])
     assert folded(of("try_sum", "long", "long", "boolean", lenient=True), [[LONG_MAX, False], [1, False]]) is None
     most = [Decimal(10**38 - 1), False]
     sums = of("decimal_sum", "decimal(38,0)", "decimal(38,0)", "boolean", lenient=True)
     assert folded(sums, [most, most]) is None
-    assert folded(sums, [most, most, [Decimal(-(10**38)) + 1, False]]) is None, "once too large, it stays so"
+    assert folded(sums, [most, most, [Decimal(-(10**38 - 1)), False]]) == most[0], "all together they fit"
 
 
 def test_the_extreme_of_buckets_is_in_spark_s_order() -> None:
@@ -110,13 +110,13 @@ def test_what_depends_on_the_order_of_arrival_says_so() -> None:
         assert "order" in str(of(name, "string", "string", "boolean").apart)
 
 
-def test_a_finaliser_of_a_newer_version_is_refused() -> None:
+def test_an_aggregate_of_a_newer_version_is_refused() -> None:
     with pytest.raises(CheckpointInvalid, match="by 'median', which is not known"):
         of("median", "long", "long")
 
 
-def folded(each: Finaliser, buckets: list[list[Any]]) -> Any:
-    combined: Any = buckets[0]
-    for bucket in buckets[1:]:
-        combined = each.merge(combined, bucket)
-    return each.finish(combined)
+def folded(each: Aggregate, buckets: list[list[Any]]) -> Any:
+    combined, *others = map(each.partial, buckets)
+    for other in others:
+        combined = each.merge(combined, other)
+    return each.total(combined)

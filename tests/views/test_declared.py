@@ -9,7 +9,7 @@ import pytest
 from stateside.core.errors import SettingInvalid, StatesideError
 from stateside.core.storage import Storage
 from stateside.views.catalogue import Catalogue
-from stateside.views.declaration_file import Declarations
+from stateside.views.declaration_file import DECLARABLE, Declarations
 from stateside.views.inference import Inferred, infer
 from tests.written import WORDS, Written, WrittenOperator
 
@@ -66,11 +66,18 @@ def test_a_column_is_made_of_buffers_which_are_not_shown_any_more(orders: Inferr
         """,
         orders,
     )
-    assert [(column.name, column.type, column.finaliser) for column in view.columns] == [
+    assert [(column.name, column.type, column.aggregate) for column in view.columns] == [
         ("mean", "double", "average"),
         ("paid", "decimal(20,2)", "decimal_sum"),
         ("max", "date", "value"),
     ]
+
+
+def test_every_aggregate_that_a_plan_can_have_may_be_declared(orders: Inferred) -> None:
+    text = '[views.orders-0.columns]\nlatest = { max_by = ["sum", "max"] }\nfirst = { first = ["sum_2", "isEmpty"] }\n'
+    made = {column.name: (column.type, column.aggregate) for column in applied(text, orders).columns}
+    assert made.items() >= {"latest": ("double", "max_by"), "first": ("decimal(20,2)", "first")}.items()
+    assert not {"value", "unscaled_sum", "unscaled_average"} & DECLARABLE.keys()
 
 
 def test_two_columns_may_be_made_of_one_buffer(orders: Inferred) -> None:
