@@ -34,6 +34,7 @@ from stateside.billing.model import ASSIGN, DAY_US, GRACE_US, HOUR_US, USAGE_TYP
 from stateside.billing.pipeline import app, app_without_deduplication
 from stateside.billing.pipeline.period_columns import EVENT_TIME
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
@@ -45,7 +46,6 @@ from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.views.computed import Step, Steps
 
 
 def _size(name: str, default: int) -> int:
@@ -62,9 +62,9 @@ ZONE = "Europe/Berlin"
 MONTH = Cycle("month", ZONE).containing(1_768_000_000_000_000)  # January 2026
 TYPES = np.array(["call", "message", "data"])
 PRICES = {
-    "call": Steps((Step(0, 0, 1), Step(6_000, 90_000, 60))),
-    "message": Steps((Step(0, 100_000, 1), Step(1_000, 50_000, 1))),
-    "data": Steps((Step(0, 10_000, 1_000_000),)),
+    "call": Tiers((Tier(0, 0, 1), Tier(6_000, 90_000, 60))),
+    "message": Tiers((Tier(0, 100_000, 1), Tier(1_000, 50_000, 1))),
+    "data": Tiers((Tier(0, 10_000, 1_000_000),)),
     "credit": CREDIT,
 }
 PLAN = PlanVersion("basic", 1, MONTH.start_us, "EUR", Cycle("month", ZONE), "half-even", PRICES)

@@ -10,7 +10,7 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.amounts import Amounts
 from stateside.billing.money import Rounding
 from stateside.billing.plans.file import CREDIT, PlanVersion
-from stateside.views.computed import Step, Steps
+from stateside.billing.plans.tiers import Tier, Tiers
 
 BERLIN = Cycle("month", "Europe/Berlin")
 DAILY = Cycle("day", "Europe/Berlin")
@@ -19,8 +19,8 @@ TIME = pa.timestamp("us", tz="UTC")
 
 # Calls: 100 seconds are free, then a third of a cent each; above 1000 a seventh of a cent. Messages: 0.0951 each.
 PRICES = {
-    "call": Steps((Step(0, 0, 1), Step(100, 10_000, 3), Step(1_000, 10_000, 7))),
-    "message": Steps((Step(0, 95_100, 1),)),
+    "call": Tiers((Tier(0, 0, 1), Tier(100, 10_000, 3), Tier(1_000, 10_000, 7))),
+    "message": Tiers((Tier(0, 95_100, 1),)),
     "credit": CREDIT,
 }
 
@@ -32,7 +32,7 @@ def version(
     currency: str = "EUR",
     cycle: Cycle = BERLIN,
     rounding: Rounding = "half-even",
-    prices: dict[str, Steps] = PRICES,
+    prices: dict[str, Tiers] = PRICES,
     effective_us: int = 0,
 ) -> PlanVersion:
     return PlanVersion(plan, number, effective_us, currency, cycle, rounding, prices, ())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import QUANTITY_MAX, assignment, clock_tick
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import PlanInvalid
 from stateside.journal import Event
-from stateside.views.computed import Step, Steps
 
 HOUR_US = 3_600_000_000
 
@@ -126,10 +126,10 @@ prices = st.lists(st.sampled_from(["call", "data", "package:weekend", "package:n
 
 @st.composite
 def publications(draw: st.DrawFn) -> Event:
-    steps = {type_: Steps((Step(0, 5, 1),)) for type_ in draw(prices)} | {"credit": CREDIT}
+    tiers = {type_: Tiers((Tier(0, 5, 1),)) for type_ in draw(prices)} | {"credit": CREDIT}
     currency, rounding = draw(st.sampled_from(["EUR", "JPY"])), draw(st.sampled_from(["half-even", "up"]))
     version = PlanVersion(
-        draw(plan_names), draw(st.integers(1, 4)), draw(times), currency, draw(cycles), rounding, steps
+        draw(plan_names), draw(st.integers(1, 4)), draw(times), currency, draw(cycles), rounding, tiers
     )
     event = plan_event(version, "p", draw(times))
     if draw(st.integers(0, 9)) == 0:

@@ -14,6 +14,7 @@ from stateside.billing.invoicing.documents import dead_letters_table, documents_
 from stateside.billing.model import DAY_US, assignment
 from stateside.billing.money import Rounding
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
@@ -21,7 +22,6 @@ from stateside.core.storage import Storage
 from stateside.journal import Event, JournalWriter
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import rows
-from stateside.views.computed import Step, Steps
 
 TABLE_COLUMNS = ("number", "kind", "customer", "period", "currency", "amount_micros", "charged_micros", "events")
 
@@ -33,9 +33,9 @@ def at_us(text: str) -> int:
     return round(moment.timestamp() * 1_000_000)
 
 
-def steps(*numbers: tuple[int, int, int]) -> Steps:
-    """Steps of (above, micros, per)."""
-    return Steps(tuple(Step(*each) for each in numbers))
+def tiers(*numbers: tuple[int, int, int]) -> Tiers:
+    """Tiers of (above, micros, per)."""
+    return Tiers(tuple(Tier(*each) for each in numbers))
 
 
 def version(
@@ -43,7 +43,7 @@ def version(
     number: int,
     effective_us: int,
     cycle: Cycle,
-    prices: dict[str, Steps],
+    prices: dict[str, Tiers],
     *,
     currency: str = "EUR",
     rounding: Rounding = "half-even",

@@ -14,8 +14,8 @@ from stateside.billing.invoicing.amounts import round_all
 from stateside.billing.invoicing.documents import ACCOUNT, DOCUMENTS, DRAFT, invoices, numbered
 from stateside.billing.money import Rounding, round_micros
 from stateside.billing.plans.file import CREDIT
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import MoneyOverflow, ValueOverflow
-from stateside.views.computed import Step, Steps
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
 from tests.sizes import examples
 
@@ -108,7 +108,7 @@ def test_invoices_have_every_row_once_and_are_the_same_whatever_the_rows_order(
 
 def test_a_total_is_the_exact_sum_rounded_once_and_rounding_is_a_line_of_its_own() -> None:
     """Three lines of 33.333333, 33.333333 and 33.333334: each charges 33.33, all of them 100.00 and not 99.99."""
-    third = {"call": Steps((Step(0, 33_333_333, 1),)), "message": Steps((Step(0, 33_333_334, 1),)), "credit": CREDIT}
+    third = {"call": Tiers((Tier(0, 33_333_333, 1),)), "message": Tiers((Tier(0, 33_333_334, 1),)), "credit": CREDIT}
     plans = amounts(version(prices=third), version(number=2, prices=third))
     cells = [("call", "basic@1"), ("call", "basic@2"), ("message", "basic@1")]
     (found,) = invoices(closed([("emma", JAN, *cell, 1, 1) for cell in cells]), plans, 7).to_pylist()
@@ -124,7 +124,7 @@ def test_a_total_is_rounded_by_the_rule_of_its_plans_or_to_the_nearest_where_the
     one: Rounding, other: Rounding, total: int
 ) -> None:
     """Two lines of 0.0025 are 0.005, which is half a cent."""
-    prices = {"message": Steps((Step(0, 2_500, 1),)), "credit": CREDIT}
+    prices = {"message": Tiers((Tier(0, 2_500, 1),)), "credit": CREDIT}
     plans = amounts(version(prices=prices, rounding=one), version(number=2, prices=prices, rounding=other))
     rows: list[Row] = [("emma", JAN, "message", plan, 1, 1) for plan in ("basic@1", "basic@2")]
     (found,) = invoices(closed(rows), plans, 7).to_pylist()
@@ -148,7 +148,7 @@ def test_many_amounts_are_rounded_as_one_is(micros: list[int], currency: str, ru
 
 
 def test_sums_beyond_64_bits_are_errors() -> None:
-    prices = {"message": Steps((Step(0, 10**10, 1),)), "credit": CREDIT}
+    prices = {"message": Tiers((Tier(0, 10**10, 1),)), "credit": CREDIT}
     dear = amounts(version(prices=prices), version(number=2, prices=prices))
     with pytest.raises(ValueOverflow):
         invoices(closed([("emma", JAN, "message", "basic@1", 10**9, 1)]), dear, 7)

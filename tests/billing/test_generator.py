@@ -91,10 +91,10 @@ class Ledger:
         return found
 
 
-def amount(steps: list[list[int]], quantity: int) -> int:
-    edges = [above for above, _, _ in steps[1:]] + [quantity]
-    parts = [max(0, min(edge, quantity) - above) for (above, _, _), edge in zip(steps, edges, strict=True)]
-    return sum(part * micros // per for part, (_, micros, per) in zip(parts, steps, strict=True))
+def amount(tiers: list[list[int]], quantity: int) -> int:
+    edges = [above for above, _, _ in tiers[1:]] + [quantity]
+    parts = [max(0, min(edge, quantity) - above) for (above, _, _), edge in zip(tiers, edges, strict=True)]
+    return sum(part * micros // per for part, (_, micros, per) in zip(parts, tiers, strict=True))
 
 
 def month(time_us: int, kind: str, time_zone: str, anchor_day: int) -> str:

@@ -21,7 +21,7 @@ from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.testing import Crash, rollup, run_to
 
 from .killed_driver import STORED
-from .staged import Stage, at_us, steps, version
+from .staged import Stage, at_us, tiers, version
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +30,7 @@ ANCHORED = Cycle("month", "Europe/Berlin", 31)
 JANUARY_END, FEBRUARY_END = "2026-01-31T23:00:00Z", "2026-02-28T23:00:00Z"
 JANUARY_END_US = at_us("2026-02-01T00:00:00+01:00")
 SEALED_US = JANUARY_END_US + 3 * DAY_US  # grace is over
-MESSAGES = {"message": steps((0, 100_000, 1))}
+MESSAGES = {"message": tiers((0, 100_000, 1))}
 SIMPLE = version("simple", 1, at_us("2026-01-01T00:00:00+01:00"), BERLIN, MESSAGES)
 
 
@@ -47,12 +47,12 @@ def test_a_change_of_plan_two_zones_and_two_currencies_make_the_bill_that_one_wo
     Under the first version she calls 90 s and 70 s: 60 s of them cost 0.09. Under the second one 130 s: 30 s of them
     cost 0.06. Kenji is billed in Tokyo, in whole yen: his call of 31 January, 16:30 UTC, is one of February there.
     """
-    old = version("basic", 1, at_us("2026-01-01T00:00:00+01:00"), BERLIN, {"call": steps((0, 0, 1), (100, 90_000, 60))})
+    old = version("basic", 1, at_us("2026-01-01T00:00:00+01:00"), BERLIN, {"call": tiers((0, 0, 1), (100, 90_000, 60))})
     new = version(
-        "basic", 2, at_us("2026-01-16T00:00:00+01:00"), BERLIN, {"call": steps((0, 0, 1), (100, 120_000, 60))}
+        "basic", 2, at_us("2026-01-16T00:00:00+01:00"), BERLIN, {"call": tiers((0, 0, 1), (100, 120_000, 60))}
     )
     yen = version(
-        "sakura", 1, at_us("2026-01-01T00:00:00+09:00"), TOKYO, {"call": steps((0, 1_500_000, 60))}, currency="JPY"
+        "sakura", 1, at_us("2026-01-01T00:00:00+09:00"), TOKYO, {"call": tiers((0, 1_500_000, 60))}, currency="JPY"
     )
     stage.publish([yen, old, new], {"emma": "basic", "kenji": "sakura"})
     stage.append(

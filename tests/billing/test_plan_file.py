@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stateside.billing.invoicing.plan_file import extend_plans, load_plans, plan_file
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.layout import Layout
-from stateside.views.computed import Step, Steps, StepTable
+from stateside.views.functions import FunctionTable
 from tests.billing.billed import PRICES, version
 
 
@@ -18,24 +19,24 @@ def test_versions_are_added_with_their_prices_and_stay(layout: Layout) -> None:
     for plan in (first, second):
         extend_plans(places, {plan.id: plan})
     assert load_plans(places) == {"basic@1": first, "basic@2": second}
-    table = StepTable.load(places.steps)
+    table = FunctionTable.load(places.functions)
     assert {key[0] for key in table.entries} == {"basic@1", "basic@2"}
-    assert table.get(("basic@2", "call")) == second.prices["call"]
+    assert table.entries["basic@2", "call"] == second.prices["call"]
 
 
 def test_nothing_new_writes_nothing(layout: Layout) -> None:
     places = layout.view("bill")
     extend_plans(places, {"basic@1": version()})
-    written = [path.stat().st_mtime_ns for path in (plan_file(places), places.steps)]
+    written = [path.stat().st_mtime_ns for path in (plan_file(places), places.functions)]
     extend_plans(places, {"basic@1": version()})
-    assert [path.stat().st_mtime_ns for path in (plan_file(places), places.steps)] == written
+    assert [path.stat().st_mtime_ns for path in (plan_file(places), places.functions)] == written
 
 
 def test_a_version_with_other_prices_than_before_is_refused(layout: Layout) -> None:
     places = layout.view("bill")
     extend_plans(places, {"basic@1": version()})
     with pytest.raises(CheckpointInvalid, match="basic@1/message"):
-        extend_plans(places, {"basic@1": version(prices={**PRICES, "message": Steps((Step(0, 1, 1),))})})
+        extend_plans(places, {"basic@1": version(prices={**PRICES, "message": Tiers((Tier(0, 1, 1),))})})
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"basic@1": {}}', '{"basic@1": 7}'])

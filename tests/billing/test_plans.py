@@ -9,8 +9,8 @@ import pytest
 from stateside.billing.calendar import Cycle
 from stateside.billing.money import round_micros
 from stateside.billing.plans.file import CREDIT, PlanVersion, parse_plan, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import PlanInvalid
-from stateside.views.computed import Step, Steps
 
 BASIC = """
 plan = "basic"
@@ -56,17 +56,17 @@ def test_a_file_says_a_version_of_a_plan() -> None:
         Cycle("month", "Europe/Berlin", 15),
         "half-up",
         {
-            "call": Steps((Step(0, 0, 1), Step(6_000, 90_000, 60))),
-            "message": Steps((Step(0, 100_000, 1), Step(100, 50_000, 1))),
-            "data": Steps((Step(0, 0, 1), Step(10**9, 2_500_000, 10**9), Step(5 * 10**9, 1_000_000, 10**9))),
-            "package:weekend": Steps((Step(0, 4_990_000, 1),)),
-            "fee:base": Steps((Step(0, 9_990_000, 1),)),
+            "call": Tiers((Tier(0, 0, 1), Tier(6_000, 90_000, 60))),
+            "message": Tiers((Tier(0, 100_000, 1), Tier(100, 50_000, 1))),
+            "data": Tiers((Tier(0, 0, 1), Tier(10**9, 2_500_000, 10**9), Tier(5 * 10**9, 1_000_000, 10**9))),
+            "package:weekend": Tiers((Tier(0, 4_990_000, 1),)),
+            "fee:base": Tiers((Tier(0, 9_990_000, 1),)),
             "credit": CREDIT,
         },
         ("base",),
     )
     assert plan.id == "basic@3"
-    assert plan.step_entries()["basic@3", "credit"] == CREDIT
+    assert plan.table_entries()["basic@3", "credit"] == CREDIT
 
 
 def test_what_need_not_be_said() -> None:

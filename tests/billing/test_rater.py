@@ -21,7 +21,7 @@ from stateside.core.layout import Layout
 from stateside.journal import FileLog
 from tests.sizes import not_in_fast
 
-from .staged import Stage, at_us, steps, version
+from .staged import Stage, at_us, tiers, version
 
 BEGIN_US = at_us("2026-01-01T00:00:00+01:00")
 BERLIN = Cycle("month", "Europe/Berlin")
@@ -36,7 +36,7 @@ def stage(layout: Layout) -> Stage:
 def fill(stage: Stage, plan: str = "basic") -> None:
     """Two versions of a plan, customers, usage among which some is bad, and a tick of the clock."""
     chance = random.Random(3)
-    prices = {"call": steps((0, 100, 1))}
+    prices = {"call": tiers((0, 100, 1))}
     versions = [version(plan, number, BEGIN_US + number * DAY_US, BERLIN, prices) for number in (1, 2)]
     stage.publish(versions, dict.fromkeys(CUSTOMERS, plan))
     drawn = [(chance.choice([*CUSTOMERS, "nobody"]), BEGIN_US + chance.randrange(4 * DAY_US)) for _ in range(300)]

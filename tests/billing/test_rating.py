@@ -11,9 +11,9 @@ from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import assignment, clock_tick, usage
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.billing.rating.rating import RATED, REASONS, events_table, rate
 from stateside.journal import Event, FileLog
-from stateside.views.computed import Step, Steps
 from tests.billing.simple_rating import HOUR_US, Appends, SimpleBook, appends, events, rate_one
 from tests.billing.test_book import journal_of, simple_book, write
 from tests.sizes import examples
@@ -28,15 +28,15 @@ BASIC = PlanVersion(
     Cycle("month", "Europe/Berlin", 31),
     "half-even",
     {
-        "call": Steps((Step(0, 0, 1), Step(60, 90_000, 60))),
-        "package:weekend": Steps((Step(0, 4_990_000, 1),)),
-        "fee:base": Steps((Step(0, 9_990_000, 1),)),
+        "call": Tiers((Tier(0, 0, 1), Tier(60, 90_000, 60))),
+        "package:weekend": Tiers((Tier(0, 4_990_000, 1),)),
+        "fee:base": Tiers((Tier(0, 9_990_000, 1),)),
         "credit": CREDIT,
     },
     ("base",),
 )
 PLUS = PlanVersion(
-    "plus", 7, HOUR_US, "JPY", Cycle("week", "UTC"), "up", {"data": Steps((Step(0, 1, 9),)), "credit": CREDIT}
+    "plus", 7, HOUR_US, "JPY", Cycle("week", "UTC"), "up", {"data": Tiers((Tier(0, 1, 9),)), "credit": CREDIT}
 )
 
 
@@ -201,7 +201,7 @@ def test_a_change_of_plan_in_mid_period_makes_lines_of_both_each_with_its_own_al
     begin, change, end = (1_767_135_600 * 10**6, 1_768_431_600 * 10**6, 1_769_814_000 * 10**6)
     cycle = Cycle("month", "Europe/Berlin", 31)
     assert (cycle.containing(change).start_us, cycle.containing(change).end_us) == (begin, end)
-    dearer = {"call": Steps((Step(0, 0, 1), Step(30, 120_000, 60))), "credit": CREDIT}
+    dearer = {"call": Tiers((Tier(0, 0, 1), Tier(30, 120_000, 60))), "credit": CREDIT}
     gold = PlanVersion("gold", 1, begin + HOUR_US, "EUR", cycle, "half-even", dearer)
     basic = PlanVersion("basic", 1, begin, "EUR", cycle, "half-even", BASIC.prices)
     frames: Appends = [

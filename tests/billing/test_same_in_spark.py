@@ -18,11 +18,11 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, FUTURE_US_MAX, PLAN, assignment, clock_tick, usage
 from stateside.billing.pipeline import app
 from stateside.billing.plans.file import PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog
 from stateside.serving.stamp import parse_time
 from stateside.testing import run_to
-from stateside.views.computed import Step, Steps
 from tests.sizes import sized
 
 from .staged import Stage, at_us, version
@@ -116,9 +116,9 @@ class Drawn:
         self.assigned[customer].append((effective_us, plan))
         return now_us, [assignment(f"{customer}-{effective_us}", customer, plan, effective_us, now_us)]
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> Tiers:
         edges = [0, *sorted(self.chance.sample(range(1, 200), self.chance.randint(0, 3)))]
-        return Steps(tuple(Step(e, self.chance.randrange(100), self.chance.choice((1, 7, 60))) for e in edges))
+        return Tiers(tuple(Tier(e, self.chance.randrange(100), self.chance.choice((1, 7, 60))) for e in edges))
 
     def _usage(self, now_us: int) -> Iterator[Event]:
         for _ in range(self.chance.randint(3, 12)):
@@ -136,8 +136,8 @@ class Drawn:
             )
             yield from [event] * self.chance.choice((1, 1, 1, 2))
 
-    def price(self, row: Row) -> Steps:
-        """The steps of a row."""
+    def price(self, row: Row) -> Tiers:
+        """The tiers of a row."""
         return next(each.prices[row[2]] for each in self.versions if each.id == row[3])
 
     def recomputed(self, stage: Stage) -> tuple[Sums, Sums]:

@@ -33,7 +33,7 @@ from stateside.billing.rating.rating import events_table, rate
 from stateside.core.errors import ArchiveInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog
-from stateside.views.computed import StepTable
+from stateside.views.functions import FunctionTable
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
 from tests.sizes import examples, in_full, not_in_fast, sized
@@ -358,7 +358,7 @@ def test_prices_and_plans_are_there_before_anything_that_refers_to_them(story: L
     places = story.view("bill")
     plans = load_plans(places)
     assert plans.keys() == {"basic@1", "gold@2"}
-    assert StepTable.load(places.steps).get(("gold@2", "call")) == plans["gold@2"].prices["call"]
+    assert FunctionTable.load(places.functions).entries["gold@2", "call"] == plans["gold@2"].prices["call"]
 
 
 @pytest.mark.parametrize("table", ["documents", "dead_letters"])

@@ -24,7 +24,7 @@ from stateside.journal import FileLog
 from stateside.journal.backends.files.segment import PARTITION
 from stateside.replica.tail import Tail
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.computed import extend_steps
+from stateside.views.functions import extend_functions
 from tests.written import Written, WrittenOperator
 
 KEY = [("customer", "string"), ("period_end", "timestamp"), ("type", "string"), ("plan", "string")]
@@ -99,8 +99,8 @@ class WrittenBills:
         """What the sink does before anything else."""
         self.plans |= {each.id: each for each in plans}
         view = self.layout.view("bill")
-        extend_steps(
-            view.steps, {key: steps for each in self.plans.values() for key, steps in each.step_entries().items()}
+        extend_functions(
+            view.functions, {key: tiers for each in self.plans.values() for key, tiers in each.table_entries().items()}
         )
         content = {name: each.as_payload() for name, each in self.plans.items()}
         write_atomically(view.root / "plans.json", json.dumps(content).encode())

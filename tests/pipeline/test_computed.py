@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import ViewInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event
@@ -23,7 +24,7 @@ from stateside.pipeline.sinks.sink import BatchId, SinkContext
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.testing import append, rollup, rows, run_to
-from stateside.views.computed import Step, Steps, extend_steps
+from stateside.views.functions import extend_functions
 
 HOUR_US = 3_600_000_000
 START_US = 1_767_225_600_000_000
@@ -31,22 +32,22 @@ AMOUNT = stateside.Computed("amount", of="quantity", by=("plan", "type"))
 
 
 class Pricing:
-    """A sink that has the steps of all rows it is given in the view's table, and remembers the columns it was given."""
+    """A sink that has the functions of all given rows in the view's table, and remembers the columns it was given."""
 
     seen: ClassVar[set[str]] = set()
 
     def __init__(self, context: SinkContext) -> None:
-        self._path = context.layout.view(context.view).steps
+        self._path = context.layout.view(context.view).functions
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
         Pricing.seen |= set(rows.column_names)
         keys = set(zip(rows["plan"].to_pylist(), rows["type"].to_pylist(), strict=True))
-        extend_steps(self._path, {key: steps(*key) for key in keys})
+        extend_functions(self._path, {key: tiers(*key) for key in keys})
 
 
-def steps(plan: str, type_: str) -> Steps:
+def tiers(plan: str, type_: str) -> Tiers:
     included = {"basic": 100, "plus": 1_000}[plan]
-    return Steps((Step(0, 0, 1), Step(included, {"call": 90, "data": 7}[type_], 60)))
+    return Tiers((Tier(0, 0, 1), Tier(included, {"call": 90, "data": 7}[type_], 60)))
 
 
 def price(plan: str, type_: str, quantity: int) -> int:

@@ -15,7 +15,7 @@ from stateside.replica.rollup_tables import Kept, Rollups
 from stateside.spark_state.schema import Column
 from stateside.spark_state.unsafe_row import RowDecoder
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 
 KEY = {"customer": "string", "country": "string", "day": "date"}
 STORED = [
@@ -70,8 +70,8 @@ class Row:
         return struct.pack("<Q", nulls) + words
 
 
-def rollups(kept: Kept, computed: Sequence[Computed] = (), steps: KnownSteps | None = None) -> Rollups:
-    return Rollups(replace(CATALOGUE, rollups=kept, computed=tuple(computed)), RowDecoder(STORED), steps)
+def rollups(kept: Kept, computed: Sequence[Computed] = (), functions: KnownFunctions | None = None) -> Rollups:
+    return Rollups(replace(CATALOGUE, rollups=kept, computed=tuple(computed)), RowDecoder(STORED), functions)
 
 
 def expected(rows: Mapping[Key, Row], columns: Iterable[str]) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid, ValueOverflow
 from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.keys import KeyCodec
@@ -25,7 +26,7 @@ from stateside.replica.shard import Share
 from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.replica.tail import Tail
 from stateside.views.catalogue import Computed
-from stateside.views.computed import KnownSteps, Step, Steps, extend_steps
+from stateside.views.functions import KnownFunctions, extend_functions
 from tests.sizes import examples
 
 from . import spark_job
@@ -34,10 +35,10 @@ from .rollup_rows import ALL_KEPT, COLUMNS, KEY, Key, Row, rollups
 from .spark_job import Job, answered
 
 LONG_MAX = 2**63 - 1
-STEPS = {
-    ("de",): Steps((Step(0, 0, 1), Step(3, 500, 2))),  # three are included
-    ("fr",): Steps((Step(0, -1, 1),)),
-    ("it",): Steps((Step(0, 7, 3), Step(2, 100, 1), Step(6, 1, 4))),
+FUNCTIONS = {
+    ("de",): Tiers((Tier(0, 0, 1), Tier(3, 500, 2))),  # three are included
+    ("fr",): Tiers((Tier(0, -1, 1),)),
+    ("it",): Tiers((Tier(0, 7, 3), Tier(2, 100, 1), Tier(6, 1, 4))),
 }
 PRICE, FEE = Computed("price", of="points", by=("country",)), Computed("fee", of="orders", by=("country",))
 ALL_COMPUTED = [(PRICE,), (PRICE, FEE), (replace(PRICE, of="orders"),), ()]
@@ -55,7 +56,7 @@ changes = st.lists(st.tuples(keys, st.none() | row_values), max_size=8)
 
 
 def price(country: str | None, number: int | None) -> int | None:
-    """What STEPS say, worked out again, without a limit of size."""
+    """What FUNCTIONS say, worked out again, without a limit of size."""
     if country is None or number is None:
         return None
     count = max(0, number)
@@ -117,12 +118,12 @@ class Replica(ReplicaMachine):
     @initialize(kept=st.sampled_from(ALL_KEPT), computed=st.sampled_from(ALL_COMPUTED))
     def open(self, kept: Kept, computed: tuple[Computed, ...]) -> None:
         self.begin()
-        extend_steps(Path(self.folder.name) / "steps.json", STEPS)
+        extend_functions(Path(self.folder.name) / "steps.json", FUNCTIONS)
         self.kept, self.computed = kept, computed
         self.reopen()
 
     def rollups(self) -> Any:
-        return rollups(self.kept, self.computed, KnownSteps("spending", Path(self.folder.name) / "steps.json"))
+        return rollups(self.kept, self.computed, KnownFunctions("spending", Path(self.folder.name) / "steps.json"))
 
     @rule(batch=changes)
     def apply(self, batch: Batch) -> None:
@@ -160,10 +161,10 @@ TOTAL = Computed("price", of="total", by=("country",))
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A view with the computed column `price`, and steps for Germany alone."""
+    """A view with the computed column `price`, and a function for Germany alone."""
     made = Job(Layout(tmp_path).view("spending"), rollups=[["country"], []])
     declare(made.view, [["country"], []])
-    extend_steps(made.view.steps, {("de",): STEPS[("de",)]})
+    extend_functions(made.view.functions, {("de",): FUNCTIONS[("de",)]})
     return made
 
 
@@ -199,12 +200,12 @@ def test_a_batch_with_an_entry_that_the_table_lacks_waits_for_it_and_says_so(job
     job.run({("emma", "de"): (1, 10)})
     step(job.view)
     job.run({("emma", "de"): (2, 20), ("ben", "it"): (1, 8)})
-    with pytest.raises(CheckpointInvalid, match=r"The view 'spending' has no steps for \['it'\]") as missing:
+    with pytest.raises(CheckpointInvalid, match=r"The view 'spending' has no function for \['it'\]") as missing:
         step(job.view)
-    assert missing.value.where == str(job.view.steps)
+    assert missing.value.where == str(job.view.functions)
     assert answered(job.view)[:2] == (0, job.states[0]), "readers have the batch before, whole"
     assert total(job.view) == 7 * 250
-    extend_steps(job.view.steps, STEPS)
+    extend_functions(job.view.functions, FUNCTIONS)
     assert step(job.view)
     assert answered(job.view)[:2] == (1, job.states[1])
     assert total(job.view) == 17 * 250 + 4 + 400
@@ -224,18 +225,18 @@ def test_readers_are_told_which_entry_is_missing(job: Job, caplog: pytest.LogCap
     batch, _, trouble = answered(job.view)
     assert batch == -1
     assert trouble is not None
-    assert "'spending' has no steps for ['it']" in trouble
-    assert str(job.view.steps) in trouble
+    assert "'spending' has no function for ['it']" in trouble
+    assert str(job.view.functions) in trouble
 
 
 def test_without_rollups_too_no_batch_is_shown_that_could_not_be_computed(job: Job) -> None:
     declare(job.view, [])
     for number, country in enumerate(("it", "fr")):
         job.run({("ben", country): (1, 8)})
-        with pytest.raises(CheckpointInvalid, match="has no steps for"):
+        with pytest.raises(CheckpointInvalid, match="has no function for"):
             step(job.view)
         assert answered(job.view)[0] == number - 1
-        extend_steps(job.view.steps, {(country,): STEPS[(country,)]})
+        extend_functions(job.view.functions, {(country,): FUNCTIONS[(country,)]})
         step(job.view)
         assert answered(job.view)[:2] == (number, job.rows)
 
@@ -244,9 +245,9 @@ def test_a_tail_that_met_a_missing_entry_goes_on_by_itself_once_it_is_there(job:
     tail = Tail(job.view)
     for country in ("it", "fr"):
         job.run({("ben", country): (1, 8)})
-        with pytest.raises(CheckpointInvalid, match="has no steps for"):
+        with pytest.raises(CheckpointInvalid, match="has no function for"):
             tail.step()
-        extend_steps(job.view.steps, {(country,): STEPS[(country,)]})
+        extend_functions(job.view.functions, {(country,): FUNCTIONS[(country,)]})
         assert tail.step()
     tail.close()
     assert total(job.view) == 4 + 400 - 8
@@ -258,13 +259,13 @@ def test_a_replica_that_is_loaded_or_rolled_back_has_the_computed_sums_of_its_ro
     declare(job.view, [["country"], []])
     for number in range(10):
         job.run({(f"c{row}", "dfi"[row % 3]): (1, number + row) for row in range(number % 2, 20, 2)})
-    prices = {("d",): STEPS[("de",)], ("f",): STEPS[("fr",)], ("i",): STEPS[("it",)]}
+    prices = {("d",): FUNCTIONS[("de",)], ("f",): FUNCTIONS[("fr",)], ("i",): FUNCTIONS[("it",)]}
     job.snapshot(8)
     job.purge(7)
-    with pytest.raises(CheckpointInvalid, match="has no steps for"):
+    with pytest.raises(CheckpointInvalid, match="has no function for"):
         step(job.view)
     assert answered(job.view)[0] == -1, "nothing of it was taken over"
-    extend_steps(job.view.steps, prices)
+    extend_functions(job.view.functions, prices)
     step(job.view)
     assert (job.view.replica / "current").exists(), "it was loaded"
     assert priced(job) == priced_rows(job)
@@ -295,7 +296,7 @@ def priced_rows(job: Job) -> dict[str, Any]:
 
 
 def test_a_share_has_the_computed_sums_of_its_share(job: Job, tmp_path: Path) -> None:
-    extend_steps(job.view.steps, STEPS)
+    extend_functions(job.view.functions, FUNCTIONS)
     for number in range(3):
         job.run({(f"c{row}", "de" if row % 2 else "it"): (1, number * row) for row in range(20)})
     parts = []

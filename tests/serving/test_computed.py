@@ -14,20 +14,21 @@ from typing import Any
 import httpx
 import pytest
 
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid, NotFreshEnough, ValueOverflow
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import write_atomically
 from stateside.replica.tail import Tail
 from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.views.catalogue import Computed
-from stateside.views.computed import Step, Steps, extend_steps
+from stateside.views.functions import extend_functions
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
 
 from .conftest import serving
 
 PRICE = Computed("price", of="total", by=("country",))
-GERMAN = Steps((Step(0, 0, 1), Step(100, 3, 2)))  # a hundred are included
+GERMAN = Tiers((Tier(0, 0, 1), Tier(100, 3, 2)))  # a hundred are included
 STATE: spark_job.Changes = {("emma", "de"): (2, 104), ("ben", "de"): (1, 60), ("ben", "fr"): (3, 7)}
 
 
@@ -42,7 +43,7 @@ def view(tmp_path: Path) -> ViewLayout:
     """A view of three rows whose replica is up to date."""
     job = Job(Layout(tmp_path / "shop").view("spending"))
     declare(job.view)
-    extend_steps(job.view.steps, {("de",): GERMAN, ("fr",): Steps((Step(0, -1, 1),))})
+    extend_functions(job.view.functions, {("de",): GERMAN, ("fr",): Tiers((Tier(0, -1, 1),))})
     job.run(STATE)
     step(job.view)
     return job.view
@@ -95,13 +96,13 @@ def test_rows_and_rollups_have_the_computed_column_last(reader: ViewReader) -> N
 def test_an_entry_that_came_after_the_reader_started_is_found(view: ViewLayout, reader: ViewReader) -> None:
     assert rows(reader, "emma")[0]["price"] == 6
     declare(view, replace(PRICE, by=("customer",)))
-    extend_steps(view.steps, {("emma",): GERMAN})
+    extend_functions(view.functions, {("emma",): GERMAN})
     later = ViewReader(view, replica=reader._replica)
     assert rows(later, "emma")[0]["price"] == 6
-    with pytest.raises(CheckpointInvalid, match=r"The view 'spending' has no steps for \['ben'\]") as missing:
+    with pytest.raises(CheckpointInvalid, match=r"The view 'spending' has no function for \['ben'\]") as missing:
         rows(later, "ben")
-    assert missing.value.where == str(view.steps)
-    extend_steps(view.steps, {("ben",): Steps((Step(0, 1, 10),))})
+    assert missing.value.where == str(view.functions)
+    extend_functions(view.functions, {("ben",): Tiers((Tier(0, 1, 10),))})
     assert [row["price"] for row in rows(later, "ben")] == [6, 0]
 
 
@@ -123,7 +124,7 @@ def test_rollups_are_not_shown_with_other_computed_columns_than_were_declared(vi
 def test_a_value_that_is_too_large_is_an_error_of_its_row_and_of_its_rollup_alone(tmp_path: Path) -> None:
     job = Job(Layout(tmp_path / "shop").view("spending"))
     declare(job.view)
-    extend_steps(job.view.steps, {("de",): GERMAN, ("lu",): Steps((Step(0, 2**62, 1),))})
+    extend_functions(job.view.functions, {("de",): GERMAN, ("lu",): Tiers((Tier(0, 2**62, 1),))})
     job.run({("emma", "de"): (2, 104), ("rich", "lu"): (1, 2)})
     step(job.view)
     reader = ViewReader(job.view)

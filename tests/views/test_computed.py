@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 import stateside
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid, ValueOverflow, ViewInvalid
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.computed import (
+from stateside.views.functions import (
     ComputedColumns,
-    KnownSteps,
-    Step,
-    Steps,
-    StepTable,
+    FunctionTable,
+    KnownFunctions,
     check_computed,
     computed_buffers,
     computed_sum,
-    extend_steps,
+    extend_functions,
 )
 
 KEY = {"customer": "string", "plan": "string", "day": "date"}
@@ -38,7 +37,7 @@ CATALOGUE = Catalogue(
     ),
     computed=(AMOUNT,),
 )
-BASIC = Steps((Step(0, 0, 1), Step(100, 9, 2)))
+BASIC = Tiers((Tier(0, 0, 1), Tier(100, 9, 2)))
 
 
 def declare(computed: Any) -> tuple[Computed, ...]:
@@ -62,7 +61,7 @@ def test_a_computed_column_is_of_one_column_and_by_some_of_the_key() -> None:
         ([Computed("amount", "quantity", "plan")], "is by 'plan', no list of columns"),  # type: ignore[arg-type]
         ([Computed("amount", "quantity", ())], r"is by \(\), no list of columns"),
         ([Computed("amount", "quantity", ("type",))], r"is by 'type', not in its key. Its key has \['customer'"),
-        ([AMOUNT, Computed("fee", "events", ("customer",))], "one table of steps: let them be by the same columns"),
+        ([AMOUNT, Computed("fee", "events", ("customer",))], "one table of functions: let them be by the same columns"),
     ],
 )
 def test_what_cannot_be_one_is_refused_when_it_is_declared(computed: Any, reason: str) -> None:
@@ -96,8 +95,8 @@ def test_no_two_computed_columns_have_one_name_and_a_state_variable_has_none() -
 
 def test_a_value_is_what_the_steps_of_the_key_s_texts_make_of_the_column(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
-    extend_steps(path, {("basic",): BASIC, ("free",): Steps((Step(0, 0, 1),))})
-    computed = ComputedColumns(CATALOGUE, KnownSteps("bill", path))
+    extend_functions(path, {("basic",): BASIC, ("free",): Tiers((Tier(0, 0, 1),))})
+    computed = ComputedColumns(CATALOGUE, KnownFunctions("bill", path))
     assert computed.values(["emma", "basic", 0], [1, 103, 0.0, 103]) == [13]
     assert computed.values(["emma", "free", 0], [1, 103, 0.0, 103]) == [0]
     assert computed.values(["emma", "basic", 0], [1, None, 0.0, None]) == [None], "of nothing"
@@ -109,36 +108,36 @@ def test_a_value_is_what_the_steps_of_the_key_s_texts_make_of_the_column(tmp_pat
 
 def test_an_entry_that_is_not_known_is_looked_for_in_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
-    steps = KnownSteps("bill", path)
+    functions = KnownFunctions("bill", path)
     for name in ("basic", "plus"):
-        with pytest.raises(CheckpointInvalid, match=rf"The view 'bill' has no steps for \['{name}'\]") as missing:
-            steps.of((name,))
+        with pytest.raises(CheckpointInvalid, match=rf"The view 'bill' has no function for \['{name}'\]") as missing:
+            functions.of((name,))
         assert missing.value.where == str(path)
-        extend_steps(path, {(name,): BASIC})
-        assert steps.of((name,)) == BASIC
+        extend_functions(path, {(name,): BASIC})
+        assert functions.of((name,)) == BASIC
     path.unlink()
-    assert steps.of(("plus",)) == BASIC, "what is known needs no file"
+    assert functions.of(("plus",)) == BASIC, "what is known needs no file"
 
 
 def test_a_table_whose_entries_were_changed_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
-    steps = KnownSteps("bill", path)
-    extend_steps(path, {("basic",): BASIC})
-    steps.of(("basic",))
-    StepTable({("basic",): Steps((Step(0, 1, 1),)), ("plus",): BASIC}).save(path)
-    with pytest.raises(CheckpointInvalid, match="The steps for basic are"):
-        steps.of(("plus",))
-    assert steps.of(("basic",)) == BASIC
+    functions = KnownFunctions("bill", path)
+    extend_functions(path, {("basic",): BASIC})
+    functions.of(("basic",))
+    FunctionTable({("basic",): Tiers((Tier(0, 1, 1),)), ("plus",): BASIC}).save(path)
+    with pytest.raises(CheckpointInvalid, match="The function for basic is"):
+        functions.of(("plus",))
+    assert functions.of(("basic",)) == BASIC
 
 
 def test_the_values_of_several_rows_are_added_without_those_that_have_none() -> None:
-    total, steps = computed_sum(AMOUNT), Steps((Step(0, 1, 1),))
-    added = total.partial(computed_buffers(steps, None))
+    total, function = computed_sum(AMOUNT), Tiers((Tier(0, 1, 1),))
+    added = total.partial(computed_buffers(function, None))
     assert total.total(added) is None
     for number in (2, None, 2**62):
-        added = total.merge(added, total.partial(computed_buffers(steps, number)))
+        added = total.merge(added, total.partial(computed_buffers(function, number)))
     assert total.total(added) == 2**62 + 2
     with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
-        total.total(total.merge(added, total.partial(computed_buffers(steps, 2**62))))
+        total.total(total.merge(added, total.partial(computed_buffers(function, 2**62))))
     with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
         total.total(total.merge(added, total.partial(computed_buffers(BASIC, 2**63 - 1))))

@@ -23,7 +23,7 @@ FOLDER/
   views/VIEW/checkpoint.…/    before-: put aside by a restore, may be deleted; restoring-: a restore under way, or the
                               remains of an interrupted one (`ops.restore`)
   views/VIEW/catalogue.json   how the state's buffers become the view's columns
-  views/VIEW/steps.json       the steps that derive the view's computed columns from its quantities
+  views/VIEW/steps.json       the functions of the view's computed columns
   views/VIEW/plans.json       of billing: the versions of price plans referenced by rows and documents
   views/VIEW/book/            of billing: snapshots of the book of plans and assignments
   views/VIEW/reports/         of billing: the rating reports of the running batch
@@ -83,8 +83,8 @@ class ViewLayout:
         return self.root / "catalogue.json"
 
     @property
-    def steps(self) -> Path:
-        """The steps of the view's computed columns; written by its sink, and only ever extended."""
+    def functions(self) -> Path:
+        """The functions of the view's computed columns; written by its sink, and only ever extended."""
         return self.root / "steps.json"
 
     @property

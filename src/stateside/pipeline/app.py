@@ -35,7 +35,7 @@ from stateside.core.layout import Layout
 from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
 from stateside.views.catalogue import Computed
-from stateside.views.computed import declared_computed
+from stateside.views.functions import declared_computed
 from stateside.views.rollups import declared_rollups
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ class App:
         changed on an old folder.
 
         Each of the `computed` columns is a long that readers compute from the column `of`, a count or a sum of longs,
-        by the steps in `views/VIEW/steps.json` for the texts of the key columns `by` (see `views.computed`). Computed
+        by the function in `views/VIEW/steps.json` for the texts of the key columns `by` (`views.functions`). Computed
         columns appear in rows and rollups, and may be changed on an old folder too. The view's sink gets the rows as
         Spark has them, without computed columns, and applies the table itself; the sink also writes the table, each
-        entry before it returns from the first batch that needs the entry (`views.computed.extend_steps`).
+        entry before it returns from the first batch that needs the entry (`views.functions.extend_functions`).
         """
 
         def declare(function: Declared) -> Declared:

@@ -28,7 +28,7 @@ from stateside.spark_state.unsafe_row import SERVED_TYPES
 from stateside.views.aggregates import AGGREGATES, Aggregate, UnscaledAverage, UnscaledSum
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn, Window
 from stateside.views.column_types import unkeyable
-from stateside.views.computed import check_computed
+from stateside.views.functions import check_computed
 from stateside.views.rollups import check_rollups
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.aggregates import Tally, in_rollups
 from stateside.views.catalogue import Catalogue, Computed, ViewColumn
-from stateside.views.computed import KnownSteps, Steps, computed_buffers, computed_sum
+from stateside.views.functions import ColumnFunction, KnownFunctions, computed_buffers, computed_sum
 from stateside.views.state_catalogue import check_state, value_decoder
 
 _TEXT = KeyCodec(["string"])
@@ -38,27 +38,27 @@ _TEXT = KeyCodec(["string"])
 class ComputedNumbers:
     """The numbers that the computed columns of a view add to its rollups."""
 
-    def __init__(self, catalogue: Catalogue, steps: KnownSteps) -> None:
+    def __init__(self, catalogue: Catalogue, functions: KnownFunctions) -> None:
         names = [column.name for column in catalogue.key]
         buffers = {column.name: column.buffers[0].index for column in catalogue.columns if column.buffers}
         self._columns = [(buffers[each.of], computed_sum(each)) for each in catalogue.computed]
         self._by = [names.index(name) for name in catalogue.computed[0].by]
-        self._steps = steps
-        self._met: dict[tuple[bytes, ...], Steps | None] = {}  # steps by the key's bytes: decoded once
+        self._functions = functions
+        self._met: dict[tuple[bytes, ...], ColumnFunction | None] = {}  # by the key's bytes: decoded once
 
     def of(self, parts: Sequence[bytes], row: Sequence[Value]) -> list[int]:
-        """The numbers of a row with these key parts; CheckpointInvalid if the table has no steps for it."""
+        """The numbers of a row with these key parts; CheckpointInvalid if the table has no function for it."""
         by = tuple([parts[place] for place in self._by])
         if by not in self._met:
             self._met[by] = self._look_up(by)
-        steps, numbers = self._met[by], list[int]()
+        function, numbers = self._met[by], list[int]()
         for place, total in self._columns:
-            numbers += total.partial(computed_buffers(steps, row[place]))
+            numbers += total.partial(computed_buffers(function, row[place]))
         return numbers
 
-    def _look_up(self, by: tuple[bytes, ...]) -> Steps | None:
+    def _look_up(self, by: tuple[bytes, ...]) -> ColumnFunction | None:
         texts = [_TEXT.decode(part)[0] for part in by]
-        return None if None in texts else self._steps.of(tuple(map(str, texts)))
+        return None if None in texts else self._functions.of(tuple(map(str, texts)))
 
 
 Kept = tuple[tuple[str, ...], ...]
@@ -67,14 +67,14 @@ ROWS_AT_ONCE = 100_000  # rows whose sums are held in memory before they are sto
 _HEAD = struct.Struct("<HH")
 
 
-def rollups_of(catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> Rollups:
+def rollups_of(catalogue: Catalogue, storage: Storage, functions: KnownFunctions) -> Rollups:
     """The rollups of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
     if not catalogue.rollups and not catalogue.computed:
         return Rollups()
     check_state(catalogue, storage)
     decoder = value_decoder(catalogue, storage)
     assert isinstance(decoder, RowDecoder), "a state variable's view has neither rollups nor computed columns"
-    return Rollups(catalogue, decoder, steps)
+    return Rollups(catalogue, decoder, functions)
 
 
 def parse_kept(content: bytes) -> Kept:
@@ -100,7 +100,7 @@ class Rollups:
         self,
         catalogue: Catalogue | None = None,
         decoder: RowDecoder | None = None,
-        steps: KnownSteps | None = None,
+        functions: KnownFunctions | None = None,
     ) -> None:
         self.kept: Kept = ()
         self.computed: tuple[Computed, ...] = ()
@@ -111,9 +111,9 @@ class Rollups:
             self._layout, self._decoder = RollupRows(catalogue.columns, self.computed), decoder
             names = [column.name for column in catalogue.key]
             self._marks = [(bytes([n]), [names.index(name) for name in each]) for n, each in enumerate(self.kept)]
-        if catalogue is not None and steps is not None and self.computed:
-            self._numbers_of = ComputedNumbers(catalogue, steps)
-        assert self._numbers_of or not self.computed, "computed columns need the table of steps"
+        if catalogue is not None and functions is not None and self.computed:
+            self._numbers_of = ComputedNumbers(catalogue, functions)
+        assert self._numbers_of or not self.computed, "computed columns need the table of functions"
 
     @property
     def idle(self) -> bool:

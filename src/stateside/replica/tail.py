@@ -42,7 +42,7 @@ from stateside.replica.translation import Translator, translator_of
 from stateside.spark_state.batch_log import Commit, Plan
 from stateside.spark_state.provider import read_batch_changes
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.other_state import checkpoint_of
 from stateside.views.state_catalogue import completed
@@ -435,8 +435,8 @@ class Tail:
 
     def _declared_rollups(self) -> Rollups:
         self._catalogue = Catalogue.load(self._layout.catalogue)
-        steps = KnownSteps(self._layout.name, self._layout.steps)
-        return rollups_of(self._catalogue, self._checkpoint.storage, steps)
+        functions = KnownFunctions(self._layout.name, self._layout.functions)
+        return rollups_of(self._catalogue, self._checkpoint.storage, functions)
 
     def _apply(self, batch: int) -> None:
         self._keep_rollups()

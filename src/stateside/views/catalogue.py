@@ -88,9 +88,9 @@ class ViewColumn:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A column computed by readers: a long, from the long column `of` by the steps for the key's columns `by`.
+    """A column computed by readers: a long, from the long column `of` by the function for the key's columns `by`.
 
-    The steps are in the view's table of steps (see `computed`), under the texts of `by`. The state has no such column.
+    The view's table of functions (`functions`) has it under the texts of `by`. The state has no such column.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Catalogue:
     """A view as served: the key's columns in query order, then the values' columns.
 
     `rollups` has, for each coarser key with sums, its columns in query order. `computed` columns come after the others
-    in rows and in rollups (see `computed`). Both belong to the replica: the state has neither.
+    in rows and in rollups (see `functions`). Both belong to the replica: the state has neither.
 
     `archive` is the table for rows that leave the state, each once, with its sealing batch and the same columns except
     the computed ones; None without an archive.

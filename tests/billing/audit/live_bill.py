@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.layout import Layout
 from stateside.journal import Event
 from stateside.replica.tail import Tail
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.computed import Step, Steps, extend_steps
+from stateside.views.functions import extend_functions
 from tests.billing.audit.books import Pen, assign, plan, us, used
 from tests.written import Written, WrittenOperator
 
@@ -26,9 +27,9 @@ class LiveBill:
         self.view = self.layout.view("bill")
         self.view.root.mkdir(parents=True)
         self.view.catalogue.write_bytes(_catalogue().as_json())
-        calls = Steps((Step(0, 0, 1), Step(6_000, 90_000, 60)))
-        extend_steps(
-            self.view.steps, {("basic@1", "call"): calls, ("basic@1", "message"): Steps((Step(0, 100_000, 1),))}
+        calls = Tiers((Tier(0, 0, 1), Tier(6_000, 90_000, 60)))
+        extend_functions(
+            self.view.functions, {("basic@1", "call"): calls, ("basic@1", "message"): Tiers((Tier(0, 100_000, 1),))}
         )
         (self.view.root / "plans.json").write_text(json.dumps({"basic@1": plan("basic")}))  # as the sink writes it
         self.written = Written(self.view.checkpoint, WrittenOperator(KEY, VALUE))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stateside.billing import money as pipeline_money
 from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, fold
 from stateside.billing.audit.ledger import Ledger
-from stateside.billing.audit.money_macros import MINOR_MICROS, STEPS_TYPE
+from stateside.billing.audit.money_macros import MINOR_MICROS, TIERS_TYPE
 from stateside.billing.audit.reference_data import QUANTITY_MAX, AuditCycle, periods, read_version
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle as PipelineCycle
@@ -21,8 +21,8 @@ from stateside.billing.model import FUTURE_US_MAX as PIPELINE_FUTURE_US_MAX
 from stateside.billing.model import GRACE_US as PIPELINE_GRACE_US
 from stateside.billing.model import QUANTITY_MAX as PIPELINE_QUANTITY_MAX
 from stateside.billing.plans.file import PlanVersion
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.billing.rating.rating import events_table, rate
-from stateside.views.computed import Step, Steps
 from tests.billing.audit.books import plan
 from tests.billing.audit.test_calendar import CYCLES, TIMES
 from tests.billing.simple_rating import Appends, appends, events
@@ -78,26 +78,26 @@ def test_every_event_is_judged_alike(frames: Appends) -> None:
     assert accounts == expected
 
 
-STEPS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**9), st.integers(1, 10**4)), max_size=3).map(
-    lambda parts: Steps(
+TIERS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**9), st.integers(1, 10**4)), max_size=3).map(
+    lambda parts: Tiers(
         tuple(
-            Step(above, micros, per)
+            Tier(above, micros, per)
             for above, micros, per in sorted({0: (0, 7, 3), **{part[0]: part for part in parts}}.values())
         )
     )
 )
 
 
-@given(STEPS, st.integers(0, 10**12), st.sampled_from(["EUR", "JPY", "KWD"]), st.sampled_from(pipeline_money.ROUNDINGS))
+@given(TIERS, st.integers(0, 10**12), st.sampled_from(["EUR", "JPY", "KWD"]), st.sampled_from(pipeline_money.ROUNDINGS))
 def test_amounts_are_the_same(
-    sql: duckdb.DuckDBPyConnection, steps: Steps, quantity: int, currency: str, rule: pipeline_money.Rounding
+    sql: duckdb.DuckDBPyConnection, tiers: Tiers, quantity: int, currency: str, rule: pipeline_money.Rounding
 ) -> None:
-    edges = [step.above for step in steps.steps]
+    edges = [tier.above for tier in tiers.tiers]
     named = [
-        {"above": step.above, "below": below, "micros": step.micros, "per": step.per}
-        for step, below in zip(steps.steps, [*edges[1:], None], strict=True)
+        {"above": tier.above, "below": below, "micros": tier.micros, "per": tier.per}
+        for tier, below in zip(tiers.tiers, [*edges[1:], None], strict=True)
     ]
-    query = f"with p as (select price(?::hugeint, ?::{STEPS_TYPE}) as a) select a, rounded(a, ?::bigint, ?) from p"
+    query = f"with p as (select price(?::hugeint, ?::{TIERS_TYPE}) as a) select a, rounded(a, ?::bigint, ?) from p"
     found = sql.execute(query, [quantity, named, MINOR_MICROS[currency], rule]).fetchall()[0]
-    exact = steps.value(quantity)
+    exact = tiers.value(quantity)
     assert found == (exact, pipeline_money.round_micros(exact, currency, rule))

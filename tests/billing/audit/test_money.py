@@ -1,4 +1,4 @@
-"""The auditor's arithmetic: prices by steps and rounding, worked out by hand, and against plain fractions."""
+"""The auditor's arithmetic: prices by tiers and rounding, worked out by hand, and against plain fractions."""
 
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, ROUND_UP, Decimal
 from typing import Any
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.audit.money_macros import MINOR_MICROS, STEPS_TYPE, shown
+from stateside.billing.audit.money_macros import MINOR_MICROS, TIERS_TYPE, shown
 
 RULES = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN, "up": ROUND_UP}
 
 
-def price(sql: duckdb.DuckDBPyConnection, quantity: int, *steps: tuple[int, int | None, int, int]) -> Any:
-    named = [dict(zip(("above", "below", "micros", "per"), step, strict=True)) for step in steps]
-    return sql.execute(f"select price(?::hugeint, ?::{STEPS_TYPE})", [quantity, named]).fetchall()[0][0]
+def price(sql: duckdb.DuckDBPyConnection, quantity: int, *tiers: tuple[int, int | None, int, int]) -> Any:
+    named = [dict(zip(("above", "below", "micros", "per"), tier, strict=True)) for tier in tiers]
+    return sql.execute(f"select price(?::hugeint, ?::{TIERS_TYPE})", [quantity, named]).fetchall()[0][0]
 
 
 def test_prices_are_worked_out_step_by_step(sql: duckdb.DuckDBPyConnection) -> None:
@@ -44,10 +44,10 @@ def test_prices_are_what_whole_numbers_of_any_size_say(
 ) -> None:
     aboves = [0, *sorted(edges)]
     ends = [*aboves[1:], None]
-    steps = [(above, end, *rate) for above, end, rate in zip(aboves, ends, rates[: len(aboves)], strict=True)]
-    parts = [max(0, min(quantity, quantity if end is None else end) - above) for above, end, _, _ in steps]
-    expected = sum(part * micros // per for part, (_, _, micros, per) in zip(parts, steps, strict=True))
-    assert price(sql, quantity, *steps) == expected
+    tiers = [(above, end, *rate) for above, end, rate in zip(aboves, ends, rates[: len(aboves)], strict=True)]
+    parts = [max(0, min(quantity, quantity if end is None else end) - above) for above, end, _, _ in tiers]
+    expected = sum(part * micros // per for part, (_, _, micros, per) in zip(parts, tiers, strict=True))
+    assert price(sql, quantity, *tiers) == expected
 
 
 @given(st.integers(-(10**20), 10**20) | st.integers(-30_000, 30_000), st.sampled_from(["JPY", "EUR", "KWD"]))

@@ -22,7 +22,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.rollup_tables import Rollups, rollups_of
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 
 VIEW = "bench"
 CODEC = KeyCodec(["long", "timestamp", "string"])
@@ -123,7 +123,9 @@ class _Moved:
 
 def _rollups(root: Path) -> Rollups:
     view = Layout(root).view(VIEW)
-    return rollups_of(Catalogue.load(view.catalogue), Storage.at(str(view.checkpoint)), KnownSteps(VIEW, view.steps))
+    return rollups_of(
+        Catalogue.load(view.catalogue), Storage.at(str(view.checkpoint)), KnownFunctions(VIEW, view.functions)
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
 from stateside.replica.tail import Tail
@@ -17,13 +18,13 @@ from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql.sql_query import SqlQuery
 from stateside.serving.sql.statement_runner import Left, SqlRunner
 from stateside.views.catalogue import Computed
-from stateside.views.computed import Step, Steps, extend_steps
+from stateside.views.functions import extend_functions
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
 
 PRICE = Computed("price", of="total", by=("country",))
 STATE: spark_job.Changes = {("emma", "de"): (2, 104), ("ben", "de"): (1, 60), ("ben", "fr"): (3, 7)}
-STEPS = {("de",): Steps((Step(0, 0, 1), Step(100, 3, 2))), ("fr",): Steps((Step(0, -1, 1),))}
+FUNCTIONS = {("de",): Tiers((Tier(0, 0, 1), Tier(100, 3, 2))), ("fr",): Tiers((Tier(0, -1, 1),))}
 
 
 def shop(layout: Layout, state: spark_job.Changes | None = None, view: str = "spending") -> Job:
@@ -31,7 +32,7 @@ def shop(layout: Layout, state: spark_job.Changes | None = None, view: str = "sp
     job = Job(layout.view(view))
     catalogue = replace(spark_job.catalogue([["country"], ["country", "customer"], []]), view=view, computed=(PRICE,))
     write_atomically(job.view.catalogue, catalogue.as_json())
-    extend_steps(job.view.steps, STEPS)
+    extend_functions(job.view.functions, FUNCTIONS)
     job.run(STATE if state is None else state)
     follow(job)
     return job

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid, ValueOverflow
-from stateside.serving.sql.arrow_columns import ComputedArrays, shown
+from stateside.serving.sql.arrow_columns import shown
 from stateside.spark_state.arrow_rows import arrow_type
 from stateside.spark_state.types import parse_type
 from stateside.views.aggregates import Aggregate, aggregate_of
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.computed import ComputedColumns, KnownSteps, Step, Steps, extend_steps
+from stateside.views.functions import ComputedColumns, KnownFunctions, extend_functions
 from tests.rows import VALUES, decimals
 
 LONGS, DOUBLES = VALUES["long"], st.floats(allow_nan=False)
@@ -76,10 +77,10 @@ VIEW = Catalogue(
     ),
     computed=(Computed("price", "quantity", ("kind", "plan")), Computed("other", "more", ("kind", "plan"))),
 )
-STEPS = {
-    ("call", "basic"): Steps((Step(0, 5, 1),)),
-    ("call", "large"): Steps((Step(0, 0, 1), Step(10, -3, 2))),
-    ("data", "basic"): Steps((Step(0, 2**62, 1),)),
+TABLE = {
+    ("call", "basic"): Tiers((Tier(0, 5, 1),)),
+    ("call", "large"): Tiers((Tier(0, 0, 1), Tier(10, -3, 2))),
+    ("data", "basic"): Tiers((Tier(0, 2**62, 1),)),
 }
 
 
@@ -97,26 +98,26 @@ STEPS = {
 def test_many_rows_are_computed_as_each_of_them_is(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]]
 ) -> None:
-    path = _steps(tmp_path_factory)
-    steps = KnownSteps("bill", path)
+    path = _table(tmp_path_factory)
+    functions = KnownFunctions("bill", path)
     columns = [
         pa.array([row[at] for row in rows], type_)
         for at, type_ in enumerate((pa.string(), pa.string(), pa.int64(), pa.int64()))
     ]
     try:
-        one_by_one = ComputedColumns(VIEW, steps)
+        one_by_one = ComputedColumns(VIEW, functions)
         expected = [one_by_one.values(row[:2], row[2:]) for row in rows]
     except (CheckpointInvalid, ValueOverflow):
         with pytest.raises((CheckpointInvalid, ValueOverflow)):
-            ComputedArrays(VIEW, steps).arrays(columns[:2], columns[2:])
+            ComputedColumns(VIEW, functions).arrays(columns[:2], columns[2:])
         return
-    found = [array.to_pylist() for array in ComputedArrays(VIEW, steps).arrays(columns[:2], columns[2:])]
+    found = [array.to_pylist() for array in ComputedColumns(VIEW, functions).arrays(columns[:2], columns[2:])]
     assert [list(row) for row in zip(*found, strict=True)] == expected
 
 
-def _steps(factory: pytest.TempPathFactory) -> Path:
+def _table(factory: pytest.TempPathFactory) -> Path:
     path = factory.getbasetemp() / "steps.json"
-    extend_steps(path, STEPS)
+    extend_functions(path, TABLE)
     return path
 
 

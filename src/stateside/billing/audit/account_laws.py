@@ -18,7 +18,7 @@ NAMED_PERIODS = """
 
 CONSERVATION = """
     with journal as (
-        select accounts.*, price(quantity, steps) as amount_micros
+        select accounts.*, price(quantity, tiers) as amount_micros
         from accounts join prices on prices.plan_id = accounts.plan and prices.type = accounts.type
     ), parts as (
         select customer, period_end_us, type, plan, quantity, events, amount_micros from open_rows

@@ -33,7 +33,7 @@ from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.serving.rows.shape import Shape
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 
 RECHECKED_EVENTS = 250_000  # minimum of older events read again per audit
 
@@ -207,8 +207,8 @@ def live_rows(layout: Layout) -> Iterator[Live]:
         raise RequestInvalid(
             f"There is no view {VIEW!r} in {layout.root}", next_step="Name the folder of a billing application"
         )
-    steps = KnownSteps(view.name, view.steps)
-    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), steps)
+    functions = KnownFunctions(view.name, view.functions)
+    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), functions)
     reader = _reader(layout)
     try:
         with reader.snapshot() as snapshot:

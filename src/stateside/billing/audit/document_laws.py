@@ -154,7 +154,7 @@ _PRICES = """
         from lines
     ), exact as (
         select running.*, plans.id as known_plan, plans.currency as plan_currency, minor_micros, rounding,
-               price(upto, steps) as amount_upto, price(upto - quantity, steps) as amount_before
+               price(upto, tiers) as amount_upto, price(upto - quantity, tiers) as amount_before
         from running left join plans on plans.id = running.plan
         left join prices on prices.plan_id = running.plan and prices.type = running.type
     ), priced as (

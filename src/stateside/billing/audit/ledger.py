@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from stateside.billing.audit.money_macros import MACROS, STEPS_TYPE
+from stateside.billing.audit.money_macros import MACROS, TIERS_TYPE
 from stateside.core.errors import OperatingError
 
 FORMAT = 3  # of the tables; a ledger of another format is deleted and built again
@@ -38,7 +38,7 @@ _TABLES = f"""
         plan text, version bigint, id text, effective_us bigint, "offset" bigint,
         currency text, minor_micros bigint, rounding text, kind text, time_zone text, anchor_day int
     );
-    create table prices (plan_id text, type text, steps {STEPS_TYPE});
+    create table prices (plan_id text, type text, tiers {TIERS_TYPE});
 
     -- Assignments that were accepted; a customer's are numbered from 1.
     create table assignments (customer text, number bigint, effective_us bigint, "offset" bigint, plan text);

@@ -50,7 +50,7 @@ _BROKEN = """
         from journal left join sealed using (customer, period_end_us, type, plan)
         where (journal.quantity, journal.events) is distinct from (sealed.quantity, sealed.events)
     ), expected as (
-        select remaining.*, price(quantity, steps) as amount_micros
+        select remaining.*, price(quantity, tiers) as amount_micros
         from remaining join prices on prices.plan_id = remaining.plan and prices.type = remaining.type
     )
     select customer, period_end_us, type, plan, period, currency, (from position) as position, (from batch) as batch,
@@ -69,7 +69,7 @@ _BROKEN = """
 # `current` is false, only open periods are compared.
 _BROKEN_BILLS = """
     with journal as (
-        select customer, period_end_us, sum(price(quantity, steps))::hugeint as amount_micros, sum(events) as events
+        select customer, period_end_us, sum(price(quantity, tiers))::hugeint as amount_micros, sum(events) as events
         from accounts join prices on prices.plan_id = accounts.plan and prices.type = accounts.type
         group by all
     ), expected as (

@@ -1,6 +1,6 @@
 """The auditor's own money arithmetic: SQL macros over 128-bit integers, independent of the pipeline's.
 
-    price(quantity, steps)          micros of a quantity: the sum over the steps, each step's part rounded down
+    price(quantity, tiers)          micros of a quantity: the sum over the tiers, each tier's part rounded down
     rounded(amount, minor, rule)    the amount in micros, rounded to whole minor units by the plan's rule
 
 A step is {above, below, micros, per}: in the part of the quantity above `above` and up to `below` (null: unlimited),
@@ -13,7 +13,7 @@ from typing import Final
 
 ROUNDINGS: Final = ("half-even", "half-up", "down", "up")
 
-STEPS_TYPE: Final = "struct(above bigint, below bigint, micros bigint, per bigint)[]"
+TIERS_TYPE: Final = "struct(above bigint, below bigint, micros bigint, per bigint)[]"
 
 MACROS: Final = """
     -- DuckDB divides towards zero; a part of a step is rounded down, below zero too.
@@ -22,8 +22,8 @@ MACROS: Final = """
     create or replace temp macro part(quantity, step) as
         greatest(least(quantity, coalesce(step.below, quantity)) - step.above, 0)::hugeint;
 
-    create or replace temp macro price(quantity, steps) as
-        list_sum(list_transform(steps, lambda s: divided_down(part(quantity, s) * s.micros, s.per::hugeint)))::hugeint;
+    create or replace temp macro price(quantity, tiers) as
+        list_sum(list_transform(tiers, lambda s: divided_down(part(quantity, s) * s.micros, s.per::hugeint)))::hugeint;
 
     create or replace temp macro rounded(amount, minor, rule) as
         (case when amount < 0 then -1 else 1 end) * minor * (abs(amount) // minor + case

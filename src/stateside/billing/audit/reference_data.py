@@ -11,7 +11,7 @@ is an event of type `plan` about the plan:
      "prices": {"call": [[0, 0, 1], [6000, 90000, 60]], "fee:base": [[0, 9990000, 1]], "credit": [[0, -1, 1]]},
      "fees": ["base"]}
 
-A price is steps [above, micros, per]: in the part of the quantity above `above`, up to the next step, every `per` units
+A price is tiers [above, micros, per]: in the part of the quantity above `above`, up to the next tier, every `per` units
 cost `micros`.
 """
 
@@ -48,7 +48,7 @@ _CREDIT = [[0, -1, 1]]  # in every plan a micro of credit subtracts a micro
 
 
 def read_version(payload: str) -> dict[str, Any] | None:
-    """A published version, its steps with their ends; None if the payload is invalid."""
+    """A published version, its tiers with their ends; None if the payload is invalid."""
     try:
         found: dict[str, Any] = json.loads(payload)
         sound = _head_is_sound(found) and _cycle_is_sound(found["cycle"]) and _prices_are_sound(found["prices"])
@@ -58,7 +58,7 @@ def read_version(payload: str) -> dict[str, Any] | None:
     if not sound:
         return None
     cycle = {"anchor_day": 1, **found["cycle"]}
-    return found | {"cycle": cycle, "prices": {type_: _with_ends(steps) for type_, steps in found["prices"].items()}}
+    return found | {"cycle": cycle, "prices": {type_: _with_ends(tiers) for type_, tiers in found["prices"].items()}}
 
 
 def is_whole(value: Any, least: int) -> bool:
@@ -88,31 +88,31 @@ def _cycle_is_sound(cycle: dict[str, Any]) -> bool:
 
 
 def _prices_are_sound(prices: dict[str, list[list[int]]]) -> bool:
-    return prices["credit"] == _CREDIT and all(_price_is_sound(type_, steps) for type_, steps in prices.items())
+    return prices["credit"] == _CREDIT and all(_price_is_sound(type_, tiers) for type_, tiers in prices.items())
 
 
-def _price_is_sound(type_: str, steps: list[list[int]]) -> bool:
+def _price_is_sound(type_: str, tiers: list[list[int]]) -> bool:
     usage_type, colon, name = type_.partition(":")
-    aboves = [above for above, _, _ in steps]
+    aboves = [above for above, _, _ in tiers]
     return (
         usage_type in QUANTITY_MAX
         and bool(colon) == (usage_type in NAMED)
         and (not colon or _NAME.fullmatch(name) is not None)
         and all(
-            is_whole(above, 0) and is_whole(micros, -_LONG_MAX) and is_whole(per, 1) for above, micros, per in steps
+            is_whole(above, 0) and is_whole(micros, -_LONG_MAX) and is_whole(per, 1) for above, micros, per in tiers
         )
         and aboves[0] == 0
         and sorted(set(aboves)) == aboves
-        and (usage_type == "credit" or all(micros >= 0 for _, micros, _ in steps))
-        and all(QUANTITY_MAX[usage_type] * micros // per <= EVENT_MICROS_MAX for _, micros, per in steps)
+        and (usage_type == "credit" or all(micros >= 0 for _, micros, _ in tiers))
+        and all(QUANTITY_MAX[usage_type] * micros // per <= EVENT_MICROS_MAX for _, micros, per in tiers)
     )
 
 
-def _with_ends(steps: list[list[int]]) -> list[dict[str, int | None]]:
-    ends = [*(above for above, _, _ in steps[1:]), None]
+def _with_ends(tiers: list[list[int]]) -> list[dict[str, int | None]]:
+    ends = [*(above for above, _, _ in tiers[1:]), None]
     return [
         {"above": above, "below": below, "micros": micros, "per": per}
-        for (above, micros, per), below in zip(steps, ends, strict=True)
+        for (above, micros, per), below in zip(tiers, ends, strict=True)
     ]
 
 
@@ -161,8 +161,8 @@ def _store_plan(ledger: Ledger, offset: int, plan: str, found: dict[str, Any]) -
             *(cycle["kind"], cycle["time_zone"], cycle["anchor_day"]),
         ],
     )
-    for type_, steps in found["prices"].items():
-        ledger.sql.execute("insert into prices values (?, ?, ?)", [id_, type_, steps])
+    for type_, tiers in found["prices"].items():
+        ledger.sql.execute("insert into prices values (?, ?, ?)", [id_, type_, tiers])
 
 
 def _fold_assignments(ledger: Ledger, ahead_us: int) -> None:

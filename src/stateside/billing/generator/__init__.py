@@ -6,12 +6,12 @@
 
 `scenario` defines the plans and their customers, `quantities` usage that adds up to an even amount per period, `usage`
 the events of a period, bad events and the shares of irregular ones, `rows` the events as the journal stores them,
-`event_stream` all events in order of arrival, `expected_totals` the expected result, `output` the targets: journal,
+`event_stream` all events in order of arrival, `expectation` the expected result, `output` the targets: journal,
 files, Kafka.
 """
 
 from stateside.billing.generator.event_stream import Arrival, Generator
-from stateside.billing.generator.expected_totals import ExpectedTotals
+from stateside.billing.generator.expectation import ExpectedTotals
 from stateside.billing.generator.output import generate
 from stateside.billing.generator.quantities import EVEN_MICROS
 from stateside.billing.generator.usage import Shares

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.billing.generator import rows
-from stateside.billing.generator.expected_totals import ExpectedTotals, UsageTally
+from stateside.billing.generator.expectation import ExpectedTotals, UsageTally
 from stateside.billing.generator.quantities import Drawn, draw
 from stateside.billing.generator.scenario import FIRST_US, CustomerGroup, Scenario
 from stateside.billing.generator.usage import BadEvents, Shares, usage

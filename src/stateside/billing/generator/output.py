@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from stateside.billing.generator.event_stream import Generator
-from stateside.billing.generator.expected_totals import ExpectedTotals
+from stateside.billing.generator.expectation import ExpectedTotals
 from stateside.core.errors import RequestInvalid, SinkAway
 from stateside.journal import Writer, open_journal
 from stateside.journal.columns import GIVEN

@@ -17,7 +17,7 @@ from stateside.billing.generator.scenario import FEE, PACKAGE, CustomerGroup, In
 from stateside.billing.model import QUANTITY_MAX
 from stateside.billing.money import MICROS_PER_UNIT, round_micros, total_rounding
 from stateside.billing.plans.file import PlanVersion
-from stateside.views.computed import Steps
+from stateside.billing.plans.tiers import Tiers
 
 EVEN_MICROS: Final = 100 * MICROS_PER_UNIT
 KINDS: Final = ("call", "message", "data", "package", "credit", "fee")
@@ -113,7 +113,7 @@ def _affordable(group: CustomerGroup, kinds: Ints, numbers: Ints, budgets: Ints)
     for number, version in enumerate(group.versions):
         for kind in (CALL, MESSAGE, DATA):
             chosen = (numbers == number) & (kinds == kind)
-            dearest = max(version.prices[_BILL_TYPES[kind]].steps, key=lambda step: step.micros / step.per)
+            dearest = max(version.prices[_BILL_TYPES[kind]].tiers, key=lambda tier: tier.micros / tier.per)
             bought[chosen] = budgets[chosen] * dearest.per // dearest.micros
     return bought
 
@@ -126,18 +126,18 @@ def _left_over(group: CustomerGroup, drawn: Drawn, numbers: Ints) -> Ints:
     bytes_ = np.zeros(len(before), np.int64)
     for number, version in enumerate(group.versions):
         chosen = numbers[:, 0] == number
-        steps = version.prices["data"]
-        wanted = steps.values(before[chosen]) + missing[chosen]
-        bytes_[chosen] = _least(steps, wanted) - before[chosen]
+        tiers = version.prices["data"]
+        wanted = tiers.values(before[chosen]) + missing[chosen]
+        bytes_[chosen] = _least(tiers, wanted) - before[chosen]
     return bytes_
 
 
-def _least(steps: Steps, micros: Ints) -> Ints:
+def _least(tiers: Tiers, micros: Ints) -> Ints:
     """The smallest quantities that cost exactly these micros."""
     low, high = np.zeros(len(micros), np.int64), np.full(len(micros), QUANTITY_MAX["data"], np.int64)
     while (low < high).any():
         middle = (low + high) // 2
-        enough = steps.values(middle) >= micros
+        enough = tiers.values(middle) >= micros
         low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-    assert (steps.values(low) == micros).all(), "data must cost less than a micro a byte"
+    assert (tiers.values(low) == micros).all(), "data must cost less than a micro a byte"
     return low

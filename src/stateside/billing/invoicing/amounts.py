@@ -1,6 +1,6 @@
 """Vectorised amounts: exact prices and charged amounts of many lines at once, and array helpers for Arrow tables.
 
-The results equal those of the scalar definitions `Steps.value` and `round_micros`.
+The results equal those of the scalar definitions `Tiers.value` and `round_micros`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     {"basic@3": the version's payload, as in its publication, …}
 
-The file only ever grows. The sink extends it, and the view's `steps.json` with the prices, before Spark commits the
-first batch that refers to a version.
+The file only ever grows. The sink extends it, and the view's table of functions with the prices, before Spark commits
+the first batch that refers to a version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateside.billing.plans.file import PlanVersion
 from stateside.core.errors import CheckpointInvalid, PlanInvalid
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import write_atomically
-from stateside.views.computed import extend_steps
+from stateside.views.functions import extend_functions
 
 
 def plan_file(places: ViewLayout) -> Path:
@@ -40,7 +40,8 @@ def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
 
 def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
     """Add these versions to both files, written only if one is new. The view's sink is the only writer."""
-    extend_steps(places.steps, {key: steps for plan in plans.values() for key, steps in plan.step_entries().items()})
+    entries = [entry for plan in plans.values() for entry in plan.table_entries().items()]
+    extend_functions(places.functions, dict(entries))
     known = load_plans(places)
     if plans.keys() - known.keys():
         content = {id_: plan.as_payload() for id_, plan in sorted({**known, **plans}.items())}

@@ -40,8 +40,8 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import NAMED_TYPES, USAGE_TYPES
 from stateside.billing.money import MICROS_DIGITS, MICROS_PER_UNIT
 from stateside.billing.plans.plan import CREDIT, PlanVersion, plan_event
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import PlanInvalid
-from stateside.views.computed import Step, Steps
 
 __all__ = ["CREDIT", "PlanVersion", "parse_plan", "plan_event"]
 
@@ -61,7 +61,7 @@ def parse_plan(content: bytes, where: str) -> PlanVersion:
         raise PlanInvalid(f"The plan is no TOML: {error}", where=where) from error
     except PlanInvalid as error:
         raise PlanInvalid(error.what, where=where, next_step=error.next_step) from error
-    except ValueError as error:  # from `Steps`: invalid steps
+    except ValueError as error:  # from `Tiers`
         raise PlanInvalid(f"The plan has an impossible price: {error}", where=where) from error
 
 
@@ -72,7 +72,7 @@ def _plan(found: dict[str, Any]) -> PlanVersion:
             raise PlanInvalid(f"The plan says nothing of its {name}")
     cycle = Cycle(found["cycle"], found["time_zone"], found.get("anchor_day", 1))
     fees = _table(found, "fees")
-    prices = {**dict(_prices(_table(found, "prices"))), **{f"fee:{name}": _steps(fees, name) for name in fees}}
+    prices = {**dict(_prices(_table(found, "prices"))), **{f"fee:{name}": _price(fees, name) for name in fees}}
     return PlanVersion(
         found["plan"],
         found["version"],
@@ -85,35 +85,35 @@ def _plan(found: dict[str, Any]) -> PlanVersion:
     )
 
 
-def _prices(table: Mapping[str, Any]) -> Iterator[tuple[str, Steps]]:
+def _prices(table: Mapping[str, Any]) -> Iterator[tuple[str, Tiers]]:
     """Each type on the bill with its price."""
     _check_fields(table, [type_ for type_ in USAGE_TYPES if type_ not in ("fee", "credit")], "prices")
     for type_ in table:
         if type_ in NAMED_TYPES:
             named = _table(table, type_)
-            yield from ((f"{type_}:{name}", _steps(named, name)) for name in named)
+            yield from ((f"{type_}:{name}", _price(named, name)) for name in named)
         else:
-            yield type_, _steps(table, type_)
+            yield type_, _price(table, type_)
 
 
-def _steps(table: Mapping[str, Any], name: str) -> Steps:
-    """The steps of one price: the included quantity, then the tiers or the single price."""
+def _price(table: Mapping[str, Any], name: str) -> Tiers:
+    """The tiers of one price: the included quantity, then the tiers or the single price."""
     price = _table(table, name)
     _check_fields(price, _PRICE_FIELDS, f"the price of {name!r}")
     if ("tiers" in price) == ("price" in price) or ("tiers" in price and "per" in price):
         raise PlanInvalid(f"{name!r} needs either a price, with its `per`, or tiers, each with its own")
     included = _whole(price.get("included", 0), 0, f"`included` of {name!r}")
-    free = [Step(0, 0, 1)] if included else []
-    return Steps((*free, *_tiers(price.get("tiers", [price]), included, name)))
+    free = [Tier(0, 0, 1)] if included else []
+    return Tiers((*free, *_tiers(price.get("tiers", [price]), included, name)))
 
 
-def _tiers(tiers: Any, above: int, name: str) -> Iterator[Step]:
+def _tiers(tiers: Any, above: int, name: str) -> Iterator[Tier]:
     if not isinstance(tiers, list) or not tiers or not all(isinstance(tier, dict) for tier in tiers):
         raise PlanInvalid(f"The tiers of {name!r} are no list of tables")
     for number, tier in enumerate(tiers, 1):
         if tier.keys() - {"included"} - set(_TIER_FIELDS) or "price" not in tier:
             raise PlanInvalid(f"Tier {number} of {name!r} needs a price, and may have `up_to` and `per`")
-        yield Step(above, _micros(tier["price"], name), _whole(tier.get("per", 1), 1, f"`per` of {name!r}"))
+        yield Tier(above, _micros(tier["price"], name), _whole(tier.get("per", 1), 1, f"`per` of {name!r}"))
         if ("up_to" in tier) == (number == len(tiers)):
             raise PlanInvalid(f"All tiers of {name!r} but the last one need `up_to`, and the last one must not have it")
         if "up_to" in tier:

@@ -5,7 +5,7 @@
      "prices": {"call": [[0, 0, 1], [6000, 90000, 60]], "fee:base": [[0, 9990000, 1]], "credit": [[0, -1, 1]]},
      "fees": ["base"]}
 
-A version is immutable, so usage once rated by a version is rated the same for ever. `prices` has `Steps` by the type on
+A version is immutable, so usage once rated by a version is rated the same for ever. `prices` has `Tiers` by the type on
 the bill; `fees` names the recurring ones, charged to every customer of the plan once a period.
 """
 
@@ -19,11 +19,11 @@ from typing import Any, Final
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import NAMED_TYPES, PLAN, QUANTITY_MAX, USAGE_TYPES
 from stateside.billing.money import MICROS_PER_UNIT, ROUNDINGS, Rounding, minor_digits
+from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CurrencyUnknown, PlanInvalid
 from stateside.journal import Event
-from stateside.views.computed import Step, Steps
 
-CREDIT: Final = Steps((Step(0, -1, 1),))
+CREDIT: Final = Tiers((Tier(0, -1, 1),))
 EVENT_MICROS_MAX: Final = 10**9 * MICROS_PER_UNIT  # price limit of one event: no sum of a period comes near 2**63
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LONG_MAX: Final = 2**63 - 1
@@ -39,7 +39,7 @@ class PlanVersion:
     currency: str
     cycle: Cycle
     rounding: Rounding
-    prices: Mapping[str, Steps]
+    prices: Mapping[str, Tiers]
     fees: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,9 +65,9 @@ class PlanVersion:
         """The exact price of a period's quantity of one type on the bill."""
         return self.prices[type].value(quantity)
 
-    def step_entries(self) -> dict[tuple[str, ...], Steps]:
-        """The version's entries in the view's `StepTable`, by (id, type on the bill)."""
-        return {(self.id, type_): steps for type_, steps in self.prices.items()}
+    def table_entries(self) -> dict[tuple[str, ...], Tiers]:
+        """The version's entries in the view's table of functions, by (id, type on the bill)."""
+        return {(self.id, type_): tiers for type_, tiers in self.prices.items()}
 
     def as_payload(self) -> dict[str, Any]:
         return {
@@ -81,7 +81,7 @@ class PlanVersion:
                 "time_zone": self.cycle.time_zone,
                 "anchor_day": self.cycle.anchor_day,
             },
-            "prices": {type_: steps.as_json() for type_, steps in self.prices.items()},
+            "prices": {type_: tiers.as_json() for type_, tiers in self.prices.items()},
             "fees": list(self.fees),
         }
 
@@ -89,7 +89,7 @@ class PlanVersion:
     def from_payload(cls, payload: Mapping[str, Any]) -> PlanVersion:
         """Parse an event's payload; PlanInvalid if the payload is no valid version."""
         try:
-            prices = {type_: Steps.parse(steps) for type_, steps in payload["prices"].items()}
+            prices = {type_: Tiers.parse(tiers) for type_, tiers in payload["prices"].items()}
             return cls(
                 payload["plan"],
                 payload["version"],
@@ -108,8 +108,8 @@ class PlanVersion:
     def _check_prices(self) -> None:
         if self.prices.get("credit") != CREDIT:
             raise PlanInvalid("A credit of a micro must be worth a micro, in every plan")
-        for type_, steps in self.prices.items():
-            _check_price(type_, steps)
+        for type_, tiers in self.prices.items():
+            _check_price(type_, tiers)
         for fee in self.fees:
             if f"fee:{fee}" not in self.prices:
                 raise PlanInvalid(f"The fee {fee!r} has no price")
@@ -128,24 +128,24 @@ def check_name(name: object, of: str) -> None:
         )
 
 
-def _check_price(type_: str, steps: Steps) -> None:
+def _check_price(type_: str, tiers: Tiers) -> None:
     usage_type, colon, name = str(type_).partition(":")
     if usage_type not in USAGE_TYPES or bool(colon) != (usage_type in NAMED_TYPES):
         raise PlanInvalid(f"There is no usage of type {type_!r} that could have a price")
     if colon:
         check_name(name, f"a {usage_type}")
-    if usage_type != "credit" and any(step.micros < 0 for step in steps.steps):
+    if usage_type != "credit" and any(tier.micros < 0 for tier in tiers.tiers):
         raise PlanInvalid(f"The price of {type_!r} is negative", next_step="Give customers credit by credit events")
-    if _most_micros(steps, QUANTITY_MAX[usage_type]) > EVENT_MICROS_MAX:
+    if _most_micros(tiers, QUANTITY_MAX[usage_type]) > EVENT_MICROS_MAX:
         raise PlanInvalid(
             f"One event of type {type_!r} could cost more than {EVENT_MICROS_MAX // MICROS_PER_UNIT} units of money",
             next_step="Look for a slip in the price or in what it is `per`",
         )
 
 
-def _most_micros(steps: Steps, quantity: int) -> int:
-    """The quantity's price at the most expensive step: an upper bound for any single event."""
-    return max(quantity * step.micros // step.per for step in steps.steps)
+def _most_micros(tiers: Tiers, quantity: int) -> int:
+    """The quantity's price at the most expensive tier: an upper bound for any single event."""
+    return max(quantity * tier.micros // tier.per for tier in tiers.tiers)
 
 
 def _whole(value: object, least: int) -> bool:

@@ -1,6 +1,6 @@
 """Rating: the plan version of each event and whether the event counts, as a pure function of the events and the book.
 
-Rating computes no money: quantities are summed first, and the plan's steps price the sum. An event that does not count
+Rating computes no money: quantities are summed first, and the plan's tiers price the sum. An event that does not count
 gets a reason, the first of these that holds, and a sentence about the fault for the operator who repairs it:
 
 | reason | |

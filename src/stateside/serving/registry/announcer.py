@@ -26,7 +26,7 @@ from stateside.replica.shard import Share
 from stateside.serving.registry.announcement import ANNOUNCE_S, Announcement, HeldShare
 from stateside.serving.rows.view_readers import Floor, ViewReaders
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import TYPE as COMPUTED_TYPE
+from stateside.views.functions import TYPE as COMPUTED_TYPE
 
 LOOK_S = 0.25  # how long a reading of the folder is cached
 _FOLDER = "servers"

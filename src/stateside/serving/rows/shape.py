@@ -25,7 +25,7 @@ from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.aggregates import Aggregate, aggregate_of, in_rollups
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import TYPE, ComputedColumns, KnownSteps
+from stateside.views.functions import TYPE, ComputedColumns, KnownFunctions
 from stateside.views.state_catalogue import check_state, completed, value_decoder
 
 NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
@@ -154,10 +154,10 @@ Finish = Callable[[Sequence[Value]], Value]
 class Shape:
     """A view by its catalogue and the checkpoint's schema; ViewInvalid if the two differ, or a type cannot be served.
 
-    A view with computed columns needs its steps too.
+    A view with computed columns needs its functions too.
     """
 
-    def __init__(self, catalogue: Catalogue, storage: Storage, steps: KnownSteps | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, storage: Storage, functions: KnownFunctions | None = None) -> None:
         self.catalogue = completed(catalogue, storage)
         asked = [column.asked_type for column in self.catalogue.key]
         self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
@@ -176,7 +176,7 @@ class Shape:
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
         self.columns = ColumnSet([(name, parse_type(type_)) for name, type_ in shown])
-        self._computed = ComputedColumns(self.catalogue, steps)
+        self._computed = ComputedColumns(self.catalogue, functions)
         self.sums = BucketSums(self.catalogue, self.codec, self._decoder, self._aggregates, self._computed)
         self.rollups = RollupReader(self.catalogue)
 

@@ -8,7 +8,7 @@ The state holds every event once, in its bucket; a reader can ask for the sum of
                   watermark has seen: the same for all keys, so the sum of a key without new events falls to none
     no from, last all buckets of this key in the state
 
-A computed column of a range is the sum of its buckets' values, as in a rollup; the steps are not applied to the
+A computed column of a range is the sum of its buckets' values, as in a rollup; the function is not applied to the
 range's total.
 
 Under a watermark, buckets whose end the watermark has passed have left the state. A range that begins before the live
@@ -28,7 +28,7 @@ from stateside.serving.stamp import Stamp, iso_time, parse_time
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.aggregates import Aggregate, Partial
 from stateside.views.catalogue import Catalogue, Window
-from stateside.views.computed import ComputedColumns, computed_sum
+from stateside.views.functions import ComputedColumns, computed_sum
 from stateside.views.state_catalogue import Decoder
 
 BUCKETS_MAX = 10_000

@@ -23,7 +23,7 @@ from stateside.serving.rows.sums import BucketRange
 from stateside.serving.stamp import Stamp, iso_time
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 from stateside.views.heartbeat import Heartbeat
 
 ROWS_MAX = 10_000
@@ -68,8 +68,8 @@ class ViewReader:
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
         self.clock = clock or SystemClock()
-        steps = KnownSteps(layout.name, layout.steps)
-        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), steps)
+        functions = KnownFunctions(layout.name, layout.functions)
+        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), functions)
         self.sealed = SealedRows.of(self.shape, layout)
         self.ordering = asyncio.Semaphore(ORDERED_AT_A_TIME_MAX)
         self._heartbeat = layout.heartbeat

@@ -1,17 +1,16 @@
 """Arrow columns of a replica's rows: keys and rows of a snapshot, up to 50,000 at once, as a record batch.
 
-Columns have their names and order in answers. State rows are converted, finalised and computed column by column, with
-the results of `views.aggregates` and `views.computed` for single rows; rows of state variables and groups, and rollups,
-are decoded row by row.
+Columns have their names and order in answers. State rows are converted, finished and computed column by column, with
+the results of `views.aggregates` and `views.functions` for single rows; rows of state variables and groups, and
+rollups, are decoded row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.core.storage import Storage
@@ -30,10 +29,9 @@ from stateside.spark_state.types import Primitive, SparkType, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder
 from stateside.views.aggregates import aggregate_of
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import TYPE, KnownSteps
+from stateside.views.functions import TYPE, ComputedColumns, KnownFunctions
 from stateside.views.state_catalogue import Decoder, stored_schema, value_decoder
 
-Longs = npt.NDArray[np.int64]
 _MONTHS = ("interval year", "interval month", "interval year to month")
 _INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
 
@@ -56,46 +54,6 @@ def _in_months(type_: SparkType) -> bool:
     return isinstance(type_, Primitive) and type_.name in _MONTHS
 
 
-class ComputedArrays:
-    """The computed columns of a view, many rows at once. Rows with the same steps are computed together."""
-
-    def __init__(self, catalogue: Catalogue, steps: KnownSteps) -> None:
-        key, columns = ([each.name for each in some] for some in (catalogue.key, catalogue.columns))
-        self._of = [columns.index(each.of) for each in catalogue.computed]
-        self._by = [key.index(name) for name in catalogue.computed[0].by] if catalogue.computed else []
-        self._steps = steps
-
-    def arrays(self, key: Sequence[pa.Array], columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The computed columns for these key and value columns."""
-        if not self._of:
-            return []
-        by = [key[place].dictionary_encode() for place in self._by]
-        kinds, some = _kinds([filled_numbers(each.indices, -1) for each in by])
-        numbers = [columns[place] for place in self._of]
-        longs, there = [filled_numbers(each) for each in numbers], [valid_rows(each) for each in numbers]
-        found = [np.zeros(len(each), np.int64) for each in longs]
-        for kind, row in some:
-            texts: list[Any] = [
-                each.dictionary[each.indices[row].as_py()].as_py() if each[row].is_valid else None for each in by
-            ]
-            which = kinds == kind
-            steps = None if None in texts else self._steps.of(tuple(texts))
-            for values, quantities, has in zip(found, longs, there, strict=True):
-                has &= ~which if steps is None else True
-                if steps is not None:
-                    values[which & has] = steps.values(quantities[which & has])
-        return [array_of(pa.int64(), has, values) for has, values in zip(there, found, strict=True)]
-
-
-def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
-    """A number per row, equal for rows with equal codes; and each number with one of its rows."""
-    kinds = np.zeros(len(codes[0]), np.int64)
-    for each in codes:
-        kinds = kinds * (int(each.max(initial=0)) + 2) + each + 1
-    found, rows = np.unique(kinds, return_index=True)
-    return kinds, list(zip(found.tolist(), rows.tolist(), strict=True))
-
-
 class ArrowColumns(Protocol):
     """Converts keys and rows to record batches."""
 
@@ -107,12 +65,12 @@ class ArrowColumns(Protocol):
 class ViewColumns:
     """The columns of a view's rows."""
 
-    def __init__(self, catalogue: Catalogue, storage: Storage, steps: KnownSteps) -> None:
+    def __init__(self, catalogue: Catalogue, storage: Storage, functions: KnownFunctions) -> None:
         self._key = catalogue.key
         self._aggregates = [aggregate_of(column) for column in catalogue.columns]
         self._keys = KeyColumns([column.asked_type for column in catalogue.key])
         self._stored = _stored(catalogue, storage)
-        self._computed = ComputedArrays(catalogue, steps)
+        self._computed = ComputedColumns(catalogue, functions)
         columns = [(column.name, column.type) for column in catalogue.key]
         columns += [(column.name, column.type) for column in catalogue.columns]
         columns += [(each.name, TYPE) for each in catalogue.computed]

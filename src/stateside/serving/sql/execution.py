@@ -48,7 +48,7 @@ from stateside.serving.sql.sql_query import Ending, Parameters
 from stateside.serving.sql.statement import Statement, checked
 from stateside.serving.stamp import Source, Stamp
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import KnownSteps
+from stateside.views.functions import KnownFunctions
 
 MEMORY_BYTES_MAX = 512 << 20  # of one statement, without the rows it reads
 THREADS = 2
@@ -260,8 +260,8 @@ def _codec(catalogue: Catalogue) -> KeyCodec:
 def view_columns(layout: Layout, catalogue: Catalogue) -> ViewColumns:
     """The Arrow conversion of a view's rows."""
     places = layout.view(catalogue.view)
-    steps = KnownSteps(places.name, places.steps)
-    return ViewColumns(catalogue, Storage.at(places.checkpoint_location), steps)
+    functions = KnownFunctions(places.name, places.functions)
+    return ViewColumns(catalogue, Storage.at(places.checkpoint_location), functions)
 
 
 def _kept_rollup(by: tuple[str, ...], view: HeldView) -> int:

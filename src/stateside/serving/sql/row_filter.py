@@ -21,7 +21,7 @@ from stateside.spark_state.arrow_rows import arrow_type, plain
 from stateside.spark_state.types import Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import TYPE
+from stateside.views.functions import TYPE
 
 T = TypeVar("T", pa.Table, pa.RecordBatch)
 

@@ -18,7 +18,7 @@ from stateside.serving.web.response import Response, stamped
 from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
-from stateside.views.computed import TYPE
+from stateside.views.functions import TYPE
 
 
 async def _views(request: Request) -> Response:
