@@ -325,10 +325,13 @@ class Journal(ABC):
 
 
 def only(names: Sequence[str], where: str, next_step: str) -> str:
-    """The only one of these partitions; SettingInvalid if there are several."""
+    """The only one of these partitions; SettingInvalid if there are several, or none."""
     if len(names) != 1:
+        what = (
+            "several partitions, and no order of its events that is the same for all" if names else "no partition yet"
+        )
         raise SettingInvalid(
-            "This journal has several partitions, and no order of its events that is the same for all",
+            f"This journal has {what}",
             where=where,
             next_step=next_step,
         )

@@ -74,8 +74,8 @@ class PlacedWriter(GroupedWriter):
 
     @property
     def end(self) -> Position:
-        """The position after the last committed event of any writer."""
-        return self._log.end()
+        """The position after the last event of any writer, known to the owner only."""
+        return self._in_stamps(self._as_owner(lambda owner: owner.end))
 
     def append_batch(self, batch: pa.RecordBatch) -> Position:
         return self._in_stamps(self._as_owner(lambda owner: owner.append_batch(batch), repeatable=False))

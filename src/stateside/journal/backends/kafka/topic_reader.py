@@ -18,7 +18,7 @@ from stateside.journal.backends.kafka.admin import Admin
 from stateside.journal.backends.kafka.consumers import MESSAGES_AT_ONCE, Fetcher, Gone
 from stateside.journal.backends.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.contract import DurableEnd, Journal, Log, only
+from stateside.journal.contract import PARTITION, DurableEnd, Journal, Log, only
 from stateside.journal.upcasters import Upcasters
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class TopicLog(Log):
         return DurableEnd(self.end().one(), 0, 0)
 
     def in_stamps(self, position: Position) -> Position:
-        return self._journal.in_stamps(Position.of({self._named(): position.one()}))
+        return self._journal.in_stamps(Position.of({self._partition or PARTITION: position.one()}))
 
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Gaps occur between batches only."""
