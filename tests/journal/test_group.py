@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateside.core.errors import EntityElsewhere, EventRefused, JournalAway, StatesideError
+from stateside.core.errors import EntityElsewhere, EventRefused, IdConflict, JournalAway, StatesideError
 from stateside.core.positions import Position
 from stateside.journal import Event, FileLog, JournalWriter, group_commit
-from stateside.journal.append_batch import Answers, AppendRequest
+from stateside.journal.append_batch import Answer, Answers, Appended, AppendRequest
 from stateside.journal.group_commit import GroupCommit
-from tests.waiting import WAIT_S_MAX
+from tests.waiting import WAIT_S_MAX, wait_until
 
 
 def event(id_: str) -> Event:
@@ -298,3 +298,34 @@ def test_threads_that_share_a_writer_need_fewer_syncs_than_appends(
     assert [found[receipt - 1].id for receipt in receipts] == [f"{number}" for number in range(160)]
     assert [each.sequence for each in found] == list(range(1, 161))
     assert len(frames) < 80
+
+
+def test_submitted_appends_share_frames_with_threads_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+    answers: dict[str, Answer] = {}
+    with JournalWriter(tmp_path) as writer, ThreadPoolExecutor(8) as pool:
+        writer.append([event("stored")])
+        other = Event("stored", "emma", "another type", 0, {})
+        for number in range(400):
+            wanted = other if number == 7 else event(f"s{number}")
+            writer.submit([wanted], lambda answer, id_=wanted.id: answers.__setitem__(id_, answer))
+            if number % 40 == 0:
+                list(pool.map(lambda n, round_=number: writer.append([event(f"t{round_}-{n}")]), range(8)))
+        wait_until(lambda: len(answers) == 400)
+    found = [each.id for each in FileLog(tmp_path).events()]
+    assert isinstance(answers.pop("stored"), IdConflict)
+    for id_, answer in answers.items():
+        assert isinstance(answer, Appended)
+        assert found[answer.receipt(0).one() - 1] == id_
+    assert len(found) == len(set(found)) == 1 + 399 + 80
+    assert len(list(FileLog(tmp_path).batches(0, len(found)))) < 300, "one sync for several appends"
+
+
+def test_a_writer_takes_submitted_appends_again_after_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "IDLE_S", 0.01)
+    answers: list[Answer] = []
+    with JournalWriter(tmp_path) as writer:
+        for number in range(3):
+            writer.submit([event(f"{number}")], answers.append)
+            wait_until(lambda number=number: len(answers) == number + 1)
+            wait_until(lambda: not writer._group._has_helper)
+    assert [answer.position["0"] for answer in answers if isinstance(answer, Appended)] == [1, 2, 3]
