@@ -49,7 +49,7 @@ from pyspark.sql.types import StructType
 
 from stateside.core.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, ViewInvalid
 from stateside.core.positions import Position
-from stateside.journal import Journal, open_journal
+from stateside.journal import Journal, Log, open_journal
 from stateside.journal.contract import PARTITION, DurableEnd
 from stateside.journal.payload import check_fields, fitted
 from stateside.journal.predicates import EVER, Conditions, NumberRange, selected, shares, split, stretches
@@ -227,6 +227,25 @@ class OffsetRange(InputPartition):
     partition: str = PARTITION
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A journal at one moment: a journal that leaves in the middle of a plan must not seem to have no partitions."""
+
+    journal: Journal
+    logs: Mapping[str, Log]
+    id: str | None
+
+    @classmethod
+    def of(cls, journal: Journal) -> Stored:
+        return cls(journal, journal.logs(), journal.id())
+
+    def end(self) -> Position:
+        return Position.of({name: log.durable_end().offset for name, log in self.logs.items()})
+
+    def begin(self) -> Position:
+        return Position.of({name: log.begin().one() for name, log in self.logs.items()})
+
+
 class EventReader:
     """Reads tasks. Created on the driver and shipped to the executors."""
 
@@ -250,7 +269,7 @@ class EventReader:
 
     def _batches(self, task: OffsetRange) -> Iterator[tuple[int, pa.RecordBatch]]:
         with self._noticing_absence():
-            journal = self._stored().logs()[task.partition]
+            journal = self._stored().logs[task.partition]
             yield from selected(journal, task.start, task.stop, self._ruling(), task.mark)
 
     @contextmanager
@@ -262,7 +281,7 @@ class EventReader:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, JournalAway) and self._stored().id() is None:
+            if not isinstance(error, JournalAway) and self._stored().id is None:
                 raise self._away() from error
             raise
 
@@ -279,49 +298,49 @@ class EventReader:
         """The conditions that rule out whole segments."""
         return self._conditions
 
-    def _stored(self) -> Journal:
-        return open_journal(self._folder)
+    def _stored(self) -> Stored:
+        return Stored.of(open_journal(self._folder))
 
-    def _tasks(self, stored: Journal, ranges: Ranges, events: int, mark: MarkBefore) -> list[OffsetRange]:
+    def _tasks(self, stored: Stored, ranges: Ranges, events: int, mark: MarkBefore) -> list[OffsetRange]:
         """Split these ranges into tasks of about `events` events each, without ruled-out stretches."""
         found: list[OffsetRange] = []
         for name, (start, stop) in ranges.items():
-            parts = split(stretches(stored.logs()[name], start, stop, self._ruling()), max(1, events))
+            parts = split(stretches(stored.logs[name], start, stop, self._ruling()), max(1, events))
             found.extend(OffsetRange(part.start, part.stop, mark(name, part.start), name) for part in parts)
         return found
 
-    def _first(self, stored: Journal) -> Position:
+    def _first(self, stored: Stored) -> Position:
         """The position of the option `start`, or the very first event."""
         if self._start is None:
             return Position.start()
         return stored.begin() if self._start == BEGIN else Position.parse(self._start)
 
 
-def check_within(stored: Journal, position: Position, told: str) -> None:
+def check_within(stored: Stored, position: Position, told: str) -> None:
     """PositionInvalid for a position with unknown partitions, PositionAhead for one beyond the stream's end."""
-    unknown = [name for name, _ in position.parts if name not in stored.partitions()]
-    if unknown and stored.id() is not None:
+    unknown = [name for name, _ in position.parts if name not in stored.logs]
+    if unknown and stored.id is not None:
         raise PositionInvalid(
             f"The {told} {position} is not of this stream, which has no partition {unknown[0]!r}",
-            where=stored.where,
+            where=stored.journal.where,
             next_step="Name a position of it: receipts of nodes are none",
         )
     if not stored.end().covers(position):
         raise PositionAhead(
             f"The {told} {position} lies beyond the stream's end, {stored.end()}",
-            where=stored.where,
+            where=stored.journal.where,
             next_step="It is of another stream, or of one that was replaced",
         )
 
 
-def check_there(stored: Journal, start: Position) -> None:
+def check_there(stored: Stored, start: Position) -> None:
     """EventsGone, with the range and the alternatives, if events from a position on were dropped."""
     begin = stored.begin()
     for name, offset in begin.parts:
         if start[name] < offset:
             raise EventsGone(
                 f"The events at {name}:{start[name]} to {name}:{offset - 1} are gone: the journal begins at {begin}",
-                where=stored.where,
+                where=stored.journal.where,
                 next_step=f"Bring their segments back from a copy; or do without them, in a new query with "
                 f"a checkpoint of its own: start = {begin}, or {BEGIN!r}",
             )
@@ -368,7 +387,7 @@ class JournalBatchReader(EventReader, DataSourceReader):
                 f"The start {first} does not lie before the end {last}", next_step="Exchange them, or leave one out"
             )
         check_there(stored, first)
-        ranges = {name: self._cut(first[name], last[name]) for name in stored.partitions()}
+        ranges = {name: self._cut(first[name], last[name]) for name in stored.logs}
         events = sum(stop - start for start, stop in ranges.values())
         most = max(TASKS_MIN, -(-events // EVENTS_PER_TASK_MAX))
         count = min(most, max(1, events // EVENTS_PER_TASK_MIN))
@@ -407,7 +426,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         if not first.parts:
             return {PARTITION: 0}
         check_within(stored, first, "start")
-        return self._offset(stored, {name: first[name] for name in stored.partitions()})
+        return self._offset(stored, {name: first[name] for name in stored.logs})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._limit)
@@ -427,7 +446,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         self._check_stream(stored, start)
         if self._pause_file is not None and self._pause_file.exists():
             return start
-        ends = {name: log.durable_end() for name, log in stored.logs().items()}
+        ends = {name: log.durable_end() for name, log in stored.logs.items()}
         for name, end in ends.items():
             self._marks.setdefault(name, deque(maxlen=MARKS_MAX)).append(end)
         stops = {name: self._stop(name, end.offset) for name, end in ends.items()}
@@ -443,7 +462,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
     def reportLatestOffset(self) -> Offset:
         """The durable end, for Spark's progress reports."""
         stored = self._stored()
-        return {**(stored.end().as_dict() or {PARTITION: 0}), JOURNAL: stored.id() or ""}
+        return {**(stored.end().as_dict() or {PARTITION: 0}), JOURNAL: stored.id or ""}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The batch's ranges in equal parts, at least EVENTS_PER_TASK_MIN events each."""
@@ -454,7 +473,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         stored = self._stored()
         self._check_stream(stored, end)  # a repeated batch after a restart comes here first
         check_there(stored, _position(stored, start))
-        ranges = {name: (int(start.get(name, 0)), int(end.get(name, 0))) for name in stored.partitions()}
+        ranges = {name: (int(start.get(name, 0)), int(end.get(name, 0))) for name in stored.logs}
         events = sum(last - first for first, last in ranges.values())
         count = min(TASKS_MAX, max(1, events // EVENTS_PER_TASK_MIN))
         return self._tasks(stored, ranges, -(-events // count), self._mark_before)
@@ -462,22 +481,22 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
     def _stop(self, partition: str, end: int) -> int:
         return end if self._stop_at is None else min(self._stop_at[partition], end)
 
-    def _offset(self, stored: Journal, offsets: Mapping[str, int], before: Offset | None = None) -> Offset:
+    def _offset(self, stored: Stored, offsets: Mapping[str, int], before: Offset | None = None) -> Offset:
         """An offset in Spark's form; `before` is an earlier one."""
         marks = {name: self._mark_before(name, offset - 1) for name, offset in offsets.items() if offset}
         others = {name: at for name, at in (before or {}).items() if name not in (*offsets, PARTITION, JOURNAL)}
         known = Position.of({name: int(at) for name, at in others.items()})
-        sources = stored.sources(offsets, {name: mark for name, mark in marks.items() if mark}).joined(known)
-        return {**offsets, **sources.as_dict(), JOURNAL: stored.id() or ""}
+        sources = stored.journal.sources(offsets, {name: mark for name, mark in marks.items() if mark}).joined(known)
+        return {**offsets, **sources.as_dict(), JOURNAL: stored.id or ""}
 
-    def _check_stream(self, stored: Journal, offset: Offset) -> None:
+    def _check_stream(self, stored: Stored, offset: Offset) -> None:
         """Refuse to continue in a stream other than the one read so far, or in a shorter one."""
         read, expected, end = _position(stored, offset), offset.get(JOURNAL), stored.end()
-        if expected and stored.id() is None:
+        if expected and stored.id is None:
             raise self._away()
-        if expected is not None and (stored.id() != expected or not end.covers(read)):
+        if expected is not None and (stored.id != expected or not end.covers(read)):
             raise PositionInvalid(
-                f"This query has read journal {expected} up to {read}; here is {stored.id()}, up to {end}",
+                f"This query has read journal {expected} up to {read}; here is {stored.id}, up to {end}",
                 where=str(self._folder),
                 next_step="Bring the right journal back, or run the view on a new folder",
             )
@@ -488,9 +507,9 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         return max(marks, key=lambda mark: mark.offset, default=None)
 
 
-def _position(stored: Journal, offset: Offset) -> Position:
+def _position(stored: Stored, offset: Offset) -> Position:
     """The offset as a position in the stream, without the nodes' logs."""
-    return Position.of({name: int(offset.get(name, 0)) for name in stored.partitions()})
+    return Position.of({name: int(offset.get(name, 0)) for name in stored.logs})
 
 
 def _least(one: Position, other: Position) -> Position:

@@ -149,7 +149,9 @@ class MergedJournal(Journal):
         return tail(self._folder, self.merged().done, entity, first, last)
 
     def sources(self, offsets: Mapping[str, int], marks: Mapping[str, DurableEnd] | None = None) -> Position:
-        return sources_at({name: self._partition(name) for name in self.partitions()}, offsets, marks or {})
+        return sources_at(
+            {name: self._partition(name) for name in {*self.partitions(), *offsets}}, offsets, marks or {}
+        )
 
     def merged(self) -> Sources:
         """How far the nodes' logs are in this stream, and how far the merger had read them."""
