@@ -108,7 +108,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     others = r'"c(?!1")\d{1,2}"|^c(?!1,)\d{1,2},'  # a replica's name may look like a longer number
     routes = Worker(layout.root, os.getpid(), EXTENSION, identity=Identity(layout.root, "x", "http://x")).application()
     pattern = re.compile(f"{others}|{'|'.join(map(re.escape, sorted(foreign)))}", re.MULTILINE)
-    return Place(layout, list(tokens(layout)), routes.routes, numbers, pattern)
+    return Place(layout, list(tokens(layout)), list(routes.routes), numbers, pattern)
 
 
 def documents(layout: Layout) -> list[dict[str, Any]]:

@@ -311,7 +311,7 @@ def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(turns())
-    fast_path._points["spending"].release()
+    fast_path._kept["spending"].release()
     views._replicas["spending"].close()
 
 

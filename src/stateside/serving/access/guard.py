@@ -138,12 +138,16 @@ log = logging.getLogger(__name__)
 
 
 class Arriving(Protocol):
-    """A request: its origin, as `address:port`, method, path and headers."""
+    """A request: its client, as `address:port`, method, path and headers."""
 
-    client: str
-    method: str
-    path: str
-    headers: Mapping[str, str]
+    @property
+    def peer(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
 
 
 class Guard:
@@ -223,7 +227,7 @@ class Visit:
 
     def __init__(self, guard: Guard, call: Arriving) -> None:
         self._guard, self._call = guard, call
-        self._address = network(call.client)
+        self._address = network(call.peer)
         self._holder: Principal | None = None
         self._counted: str | None = None
         self.route = "none"  # the matching route's pattern, once known

@@ -10,8 +10,8 @@ from stateside.serving.changes.sse import KIND, EventId, listed, told
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.web.request import Request, ViewRequest
-from stateside.serving.web.response import Response, StreamResponse, stamped
-from stateside.serving.web.route import FLOOR, JSON, KEY, Parameter, Route, whole
+from stateside.serving.web.response import JSON, Response, StreamResponse, stamped
+from stateside.serving.web.route import FLOOR, KEY, Parameter, Route, whole
 
 _NO_BUFFERS = ("x-accel-buffering", "no")  # proxies must pass events on at once
 _TEXT = (

@@ -44,6 +44,7 @@ from stateside.core.errors import HeadTooLarge, RequestInvalid, StatesideError, 
 from stateside.serving.access.hosts import security_headers
 from stateside.serving.access.limits import network
 from stateside.serving.web import head
+from stateside.serving.web.response import PROBLEM
 
 CONNECTIONS_MAX: Final = 8_192  # of a worker, idle ones included; or its limit of open files
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -55,7 +56,6 @@ LOOK_S: Final = 1.0
 GOODBYE_S: Final = 0.25  # a request sent just before the shutdown still gets its answer
 HANDSHAKE_S_MAX: Final = 10.0
 _NEVER_S: Final = 10**6
-_PROBLEM: Final = "application/problem+json"
 _STATE: Final = "connection"  # the name of a request's connection in the ASGI scope's state
 
 FastAnswer = Callable[[bytes], bytes | None]  # the whole answer to a whole request; None leaves both to the full path
@@ -206,9 +206,11 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         version, upgrade = self._parser.get_http_version(), self._parser.should_upgrade()
         target = head.check(version, self._url, self._headers, upgrade=upgrade)
+        found: dict[bytes, bytes] = {}
+        for name, value in self._headers:  # repeated ones are joined by commas, as HTTP defines
+            found[name] = b"%b, %b" % (found[name], value) if name in found else value
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), target, version.encode())]
-        lines += [b"%b: %b" % header for header in self._headers]
-        found = dict(self._headers)
+        lines += [b"%b: %b" % header for header in found.items()]
         waits = found.get(b"expect", b"").lower() == b"100-continue"
         is_last = waits or upgrade or version == "1.0" or not self._parser.should_keep_alive()
         self._requests.append(_Request([b"\r\n".join([*lines, b"", b""])], b"transfer-encoding" in found, is_last))
@@ -310,7 +312,7 @@ class Connection(asyncio.Protocol):
 
     def _tell(self, problem: StatesideError) -> None:
         code, body = problem.status, orjson.dumps(problem.problem())
-        headers = [("content-type", _PROBLEM), *security_headers(_PROBLEM), ("content-length", str(len(body)))]
+        headers = [("content-type", PROBLEM), *security_headers(PROBLEM), ("content-length", str(len(body)))]
         lines = [f"HTTP/1.1 {code} {http.HTTPStatus(code).phrase}", *(f"{name}: {text}" for name, text in headers)]
         self._transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
 

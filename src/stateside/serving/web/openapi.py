@@ -7,14 +7,14 @@ separated by slashes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
 from stateside.core.errors import InputError, OperatingError, StatesideError
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response
-from stateside.serving.web.route import JSON, Parameter, Route
+from stateside.serving.web.response import JSON, PROBLEM, Response
+from stateside.serving.web.route import Parameter, Route
 
 ADDRESS = "/v1/openapi.json"
 
@@ -50,7 +50,7 @@ _STAMP = {
 }
 
 
-def openapi_route(routes: Sequence[Route]) -> Route:
+def openapi_route(routes: Iterable[Route]) -> Route:
     """The route of the document, which includes the route itself."""
 
     async def show(request: Request) -> Response:
@@ -61,7 +61,7 @@ def openapi_route(routes: Sequence[Route]) -> Route:
     return route
 
 
-def openapi(routes: Sequence[Route]) -> dict[str, Any]:
+def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in (each for each in routes if each.documented):
         address = _NAME.sub(r"{\1}", route.pattern)
@@ -90,7 +90,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {"description": "the answer", "content": {kind: _content(route, kind) for kind in route.kinds}},
             "default": {
                 "description": _codes(),
-                "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
             },
         },
         "security": [{}] if route.reach == "anyone" else [{"token": []}],

@@ -1,13 +1,17 @@
-"""Requests: the ASGI call, the parsed request for a handler, and the view request (reader, scope, floor, batch)."""
+"""Requests: the call as it arrived, the parsed request for a handler, and the view request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+from starlette.types import Scope as CallScope
 
 from stateside.core.errors import (
     AccessDenied,
@@ -19,8 +23,10 @@ from stateside.core.errors import (
     ViewUnknown,
 )
 from stateside.core.positions import OFFSET_MAX, Position
+from stateside.serving.access.guard import Guard
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.health.logs import Trace
 from stateside.serving.rows.floor import AsOf, Floor
 from stateside.serving.rows.node_receipts import Sought
 from stateside.serving.rows.row_query import LIMIT_MAX, RowQuery
@@ -29,6 +35,7 @@ from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import WAIT_MS_DEFAULT, WAIT_MS_MAX, ViewReaders
 
 PATH_CHARS_MAX = 4_096
+BODY_S_MAX = 30.0
 _AGE_MS_MAX = 10**12
 
 
@@ -109,76 +116,53 @@ class Request:
         return found
 
 
-BODY_S_MAX = 30.0
-Headers = Iterable[tuple[str, str]]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-_GONE = "http.disconnect"
+class Call(HttpRequest):
+    """A request as it arrived, its visit at the guard, and its trace."""
 
+    def __init__(self, scope: CallScope, receive: Receive, guard: Guard) -> None:
+        super().__init__(scope, receive)
+        self.visit, self.trace = guard.visit(self), Trace.of(self.headers.get("traceparent"))
 
-class Call:
-    """One ASGI request and its answer: one `respond`, or `begin` and then `give` for each part."""
+    @property
+    def path(self) -> str:
+        """The path, percent-decoded."""
+        return str(self.scope["path"])
 
-    __slots__ = ("_receive", "_send", "client", "headers", "method", "path", "query_string")
+    @property
+    def query_string(self) -> str:
+        return str(self.scope["query_string"].decode("latin-1"))
 
-    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]  # percent-decoded
-        self.query_string: str = scope["query_string"].decode("latin-1")
-        self.headers: Mapping[str, str] = _by_name(scope["headers"])
-        self.client = "{}:{}".format(*(scope["client"] or ("", 0)))
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The path parts for the names in the route's pattern."""
+        return tuple(part for value in self.path_params.values() for part in value.split("/"))
 
-    async def body(self, bytes_max: int) -> bytes:
-        """The request's body; BodyTooLarge as soon as it exceeds the limit, BodyTooSlow after BODY_S_MAX."""
-        parts: list[bytes] = []
-        size, more = 0, True
+    @property
+    def peer(self) -> str:
+        """The client, as `address:port`."""
+        return "{}:{}".format(*(self.client or ("", 0)))
+
+    async def read(self, bytes_max: int) -> bytes:
+        """The body; BodyTooLarge as soon as it exceeds the limit, BodyTooSlow after BODY_S_MAX."""
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_S_MAX):
-                while more:
-                    message = await self._receive()
-                    if message["type"] == _GONE:
-                        raise RequestInvalid("The body breaks off", next_step="Send all of it")
-                    parts.append(message.get("body", b""))
-                    size, more = size + len(parts[-1]), message.get("more_body", False)
-                    if size > bytes_max:
+                async for part in self.stream():
+                    body += part
+                    if len(body) > bytes_max:
                         raise BodyTooLarge(
                             f"The body has more than {bytes_max:,} bytes", next_step="Send several requests"
                         )
         except TimeoutError:
             raise BodyTooSlow(f"The body was not there within {BODY_S_MAX:g} s", next_step="Send it faster") from None
-        return b"".join(parts)
+        except ClientDisconnect:
+            raise RequestInvalid("The body breaks off", next_step="Send all of it") from None
+        return bytes(body)
 
     async def left(self) -> None:
         """Wait until the client leaves. Call only after the whole body was read."""
-        while (await self._receive())["type"] != _GONE:
+        while (await self.receive())["type"] != "http.disconnect":
             pass
-
-    async def respond(self, status: int, headers: Headers, body: bytes | None) -> None:
-        """Send a complete answer; `body` None for statuses that must not have one."""
-        length = [] if body is None else [("content-length", str(len(body)))]
-        await self.begin(status, [*headers, *length])
-        await self._send({"type": "http.response.body", "body": body or b"", "more_body": False})
-
-    async def begin(self, status: int, headers: Headers) -> None:
-        """Start an answer in parts."""
-        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-
-    async def give(self, part: bytes, *, more: bool = True) -> None:
-        """Send a part, and wait until the client has read nearly all of it; returns at once if the client has left."""
-        await self._send({"type": "http.response.body", "body": part, "more_body": more})
-        await asyncio.sleep(0)  # a stream that never waits must not starve other requests
-
-
-def _by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by lower-case name; repeated ones are joined by commas, as HTTP defines."""
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        text, key = value.decode("latin-1"), name.decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
-    return found
 
 
 _BATCH_MAX = 10**18

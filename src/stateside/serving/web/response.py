@@ -22,13 +22,15 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
+from starlette.responses import Response as HttpResponse
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from stateside.core.positions import Position
 from stateside.serving.access.hosts import security_headers
@@ -36,6 +38,11 @@ from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.access.principal import Principal
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Call
+
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+NOT_MODIFIED: Final = 304
+Header = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,14 @@ class Response:
     status: int = 200
     file: File | None = None
     stream: StreamResponse | None = None
-    headers: Sequence[tuple[str, str]] = field(default=())
+    headers: Sequence[Header] = field(default=())
+    problem: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The content type."""
+        other = self.file or self.stream
+        return other.kind if other is not None else PROBLEM if self.problem else JSON
 
     def shown(self, positions: PositionCodec) -> Response:
         """The response with its stamps encoded for the principal."""
@@ -98,52 +112,51 @@ _OVER = "token-invalid: this needs a token that is valid, and has none, or not a
 log = logging.getLogger(__name__)
 
 
-async def send(call: Call, response: Response, stream: StreamResponse, is_over: Callable[[], bool]) -> None:
-    """Send a stream, each part at once, until it ends, the client leaves, or the client's access ends.
+class _Streaming(StreamingResponse):
+    """Sends a stream until the stream ends, the client leaves, or the client's access ends; then closes the stream.
 
-    Closes the stream. A failed stream lacks its end and the connection is closed, so the client notices the missing
-    part. HEAD gets the headers alone.
+    A failed stream lacks its end and the connection is closed, so the client notices the missing part. HEAD gets the
+    headers alone.
     """
-    sent = asyncio.ensure_future(_sent(call, response, stream, is_over))
-    left = asyncio.ensure_future(call.left())
-    try:
-        await asyncio.wait((sent, left), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        left.cancel()
-        sent.cancel()  # the stream may be waiting for a part, without noticing that the client left
-        with suppress(asyncio.CancelledError):
-            await sent
+
+    def __init__(self, stream: StreamResponse, response: Response, headers: Mapping[str, str], call: Call) -> None:
+        self._stream, self._call = stream, call
+        super().__init__(self._parts(), response.status, headers)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        if self._call.method == "HEAD":
+            return
+        async for part in self._stream.parts:
+            if self._call.visit.is_over():
+                yield self._stream.cut(_OVER)
+                return
+            yield part
+            await asyncio.sleep(0)  # a stream that never waits must not starve other requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception:
+            log.exception("A stream of %s broke off", self._stream.kind)
+        finally:
+            close = getattr(self._stream.parts, "aclose", None)
+            if close is not None:
+                await close()
 
 
-async def _sent(call: Call, response: Response, stream: StreamResponse, is_over: Callable[[], bool]) -> None:
-    stamped = response.stamps[0].headers() if len(response.stamps) == 1 else ()
-    headers = [("content-type", stream.kind), *stamped, *response.headers]
-    try:
-        await call.begin(response.status, [*headers, *security_headers(stream.kind, response.headers)])
-        if call.method != "HEAD":
-            await _give_parts(call, stream, is_over)
-        await call.give(b"", more=False)
-    except Exception:
-        log.exception("A stream of %s broke off", stream.kind)
-    finally:
-        await _close(stream)
-
-
-async def _give_parts(call: Call, stream: StreamResponse, is_over: Callable[[], bool]) -> None:
-    async for part in stream.parts:
-        if is_over():
-            await call.give(stream.cut(_OVER))
-            break
-        await call.give(part)
-
-
-async def _close(stream: StreamResponse) -> None:
-    close = getattr(stream.parts, "aclose", None)
-    if close is not None:
-        await close()
-
-
-NOT_MODIFIED: Final = 304
+def as_http(response: Response, call: Call) -> HttpResponse:
+    """The response with the common headers, for sending."""
+    stamps = response.stamps[0].headers() if len(response.stamps) == 1 else ()
+    own = [*stamps, *response.headers, call.trace.header()]
+    if response.status == NOT_MODIFIED:
+        return HttpResponse(b"", NOT_MODIFIED, dict([*own, *security_headers(JSON, response.headers)]))
+    if response.file is not None:
+        own.append(("content-disposition", f'inline; filename="{response.file.name}"'))
+    headers = dict([("content-type", response.kind), *own, *security_headers(response.kind, response.headers)])
+    if response.stream is not None:
+        return _Streaming(response.stream, response, headers, call)
+    body = as_json(response.document, call.visit.positions) if response.file is None else response.file.content
+    return HttpResponse(body, response.status, headers)
 
 
 def validated(response: Response, call: Call, holder: Principal) -> Response:

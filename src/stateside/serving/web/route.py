@@ -5,15 +5,19 @@ A pattern has fixed parts and names: `{view}` stands for one part of the path, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final, Literal
 
-from stateside.core.errors import RequestInvalid
+from starlette.convertors import PathConvertor, StringConvertor, register_url_convertor
+from starlette.routing import Route as HttpRoute
+from starlette.types import ASGIApp
+
+from stateside.core.errors import RequestInvalid, SetupError
 from stateside.serving.access.principal import ROLES, Principal, Role
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response
+from stateside.serving.web.response import JSON, Response
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reach = Role | Literal["customer", "own", "anyone"]
@@ -21,7 +25,6 @@ REACHES: Final = (*ROLES, "customer", "own", "anyone")
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 BODY_BYTES_MAX = 1 << 20
-JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class Route:
 
     def __post_init__(self) -> None:
         assert self.reach in REACHES, f"{self.pattern}: there is no reach {self.reach!r}"
-        named = [name for name in _fixed(self.pattern) if name.startswith("{")]
-        assert self.reach != "customer" or named[:1] == ["{customer}"], f"{self.pattern}: its first name is no customer"
+        names = _NAME.findall(self.pattern)
+        assert self.reach != "customer" or names[0][0] == "customer", f"{self.pattern}: its first name is no customer"
 
     def check(self, holder: Principal, taken: Sequence[str]) -> None:
         """AccessDenied if the principal may not use this route."""
@@ -106,27 +109,47 @@ class Route:
             has = f"There are: {', '.join(sorted(known))}" if known else "This address takes none"
             raise RequestInvalid(f"There is no parameter {min(unknown)[:80]!r}", next_step=has)
 
-    def takes(self, parts: int) -> bool:
-        """Whether a path with this number of parts may match."""
-        fixed = _fixed(self.pattern)
-        return parts >= len(fixed) if fixed[-1].endswith("...}") else parts == len(fixed)
 
-    def match(self, parts: Sequence[str]) -> tuple[str, ...] | None:
-        """The path parts for the pattern's names; None if the path does not match."""
-        fixed = _fixed(self.pattern)
-        taken: list[str] = []
-        for index, name in enumerate(fixed):
-            if name.endswith("...}"):
-                return (*taken, *parts[index:]) if len(parts) > index else None
-            if index >= len(parts):
-                return None
-            if name.startswith("{"):
-                taken.append(parts[index])
-            elif name != parts[index]:
-                return None
-        return tuple(taken) if len(parts) == len(fixed) else None
+class _Part(StringConvertor):
+    """One part of a path, possibly empty."""
+
+    regex = "[^/]*"
 
 
-@cache  # a few dozen patterns, matched at every request
-def _fixed(pattern: str) -> tuple[str, ...]:
-    return tuple(pattern.removeprefix("/").split("/"))
+class _Parts(PathConvertor):
+    """The rest of a path: one or more parts."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("part", _Part())
+register_url_convertor("parts", _Parts())
+_NAME: Final = re.compile(r"\{(\w+)(\.\.\.)?\}")
+
+
+class Routes:
+    """The registry of a server's routes: the server's own, the pages' and those of applications."""
+
+    def __init__(self, routes: Iterable[Route] = ()) -> None:
+        self._by_pattern: dict[str, dict[str, Route]] = {}
+        self.add(routes)
+
+    def add(self, routes: Iterable[Route]) -> None:
+        """Register routes; SetupError for a second route of one method and pattern."""
+        for route in routes:
+            methods = self._by_pattern.setdefault(route.pattern, {})
+            if route.method in methods:
+                raise SetupError(
+                    f"There are two routes {route.method} {route.pattern}", next_step="Give one of them another pattern"
+                )
+            methods[route.method] = route
+
+    def __iter__(self) -> Iterator[Route]:
+        return (route for methods in self._by_pattern.values() for route in methods.values())
+
+    def resources(self, endpoint: Callable[[Mapping[str, Route]], ASGIApp]) -> list[HttpRoute]:
+        """Starlette's routes, one per pattern; `endpoint` makes the application for a pattern's routes by method."""
+        return [
+            HttpRoute(_NAME.sub(lambda name: f"{{{name[1]}:part{'s' * bool(name[2])}}}", pattern), endpoint(methods))
+            for pattern, methods in self._by_pattern.items()
+        ]

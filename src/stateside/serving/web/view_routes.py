@@ -209,4 +209,4 @@ def described(catalogue: Catalogue) -> dict[str, Any]:
     }
 
 
-DESCRIPTION_ROUTES = [Route("/v1/views/{view}", _describe, _TEXT, "read", FLOOR, answer=_ANSWER)]
+VIEW_ROUTES.append(Route("/v1/views/{view}", _describe, _TEXT, "read", FLOOR, answer=_ANSWER))
