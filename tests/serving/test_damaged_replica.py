@@ -131,7 +131,7 @@ class Asking:
         self._views = ViewReaders(shop.layout)
         self._app = Application(self._views, guard=Guard.of(shop.layout))
         self._sql = Asker(shop.layout, views=self._views)
-        self.short = 0  # answers that went the short way
+        self.fast = 0  # answers of the fast path
 
     def __enter__(self) -> Asking:
         return self
@@ -150,10 +150,10 @@ class Asking:
         view, last = "/v1/views/spending", BATCHES - 1
         get, short = self._get, self._short
         for customer in ("c0000", "c0007", "c0011", "c0349", "c0698", "c0699", "c9999"):
-            yield f"{customer} by the short way", lambda c=customer: short(f"GET {view}/rows/{c}/de")
+            yield f"{customer} by the fast path", lambda c=customer: short(f"GET {view}/rows/{c}/de")
             yield f"{customer}", lambda c=customer: get(f"{view}/rows/{c}")
         keys = [[f"c{number:04}", "fr"] for number in range(0, CUSTOMERS + 40, 9)]
-        yield "lookup by the short way", lambda: short(f"POST {view}/lookup", json.dumps({"keys": keys}))
+        yield "lookup by the fast path", lambda: short(f"POST {view}/lookup", json.dumps({"keys": keys}))
         yield "lookup", lambda: get(f"{view}/lookup?wait_ms=0", {"keys": keys})
         yield "scan", lambda: self._scan(f"{view}/rows?limit=500")
         yield "scan as of", lambda: self._scan(f"{view}/rows?limit=900&as_of={last - 3}")
@@ -195,7 +195,7 @@ class Asking:
         return page
 
     def _short(self, line: str, body: str = "") -> Any:
-        """As a connection's first bytes; by the long way if that has to answer."""
+        """As a connection's first bytes; by the full path if that has to answer."""
         length = f"content-length: {len(body)}\r\n" if body else ""
         data = f"{line} HTTP/1.1\r\nhost: 127.0.0.1\r\n{length}\r\n{body}".encode()
 
@@ -203,7 +203,7 @@ class Asking:
             return self._app.fast_path.answer(Connected("127.0.0.1"), data)
 
         answer = asyncio.run(ask())
-        self.short += answer is not None
+        self.fast += answer is not None
         if answer is None:
             return self._get(line.split()[1], json.loads(body) if body else None)
         return json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -266,7 +266,7 @@ def test_a_damaged_replica_answers_right_or_not_at_all_and_is_rebuilt(
     shop.restore()
     with Asking(shop) as asking:
         truth = asking.all()
-        assert asking.short == sum("by the short way" in question for question in truth)
+        assert asking.fast == sum("by the fast path" in question for question in truth)
     assert not [answer for answer in truth.values() if "refused" in str(answer)], truth
     assert {(row["customer"], row["country"]): (row["orders"], row["total"]) for row in truth["scan"]["rows"]} == (
         shop.job.rows

@@ -15,14 +15,14 @@ from stateside.serving.web.application import Application
 from stateside.serving.web.connection import UVICORN
 from tests.waiting import WAIT_S_MAX
 
-LONG = "x-the-long-way: please\r\n"  # a header that is not plain
+FULL = "x-the-full-path: please\r\n"  # a header that is not plain
 
 
 class Running:
-    """A server of one application; `short` counts the answers that went the short way."""
+    """A server of one application; `fast` counts the answers of the fast path."""
 
     def __init__(self, app: Application) -> None:
-        self.short = 0
+        self.fast = 0
         self._answer = app.fast_path.answer
         app.fast_path.answer = self._counted  # type: ignore[method-assign]
         self._server = Server(Config(app, **UVICORN))
@@ -32,7 +32,7 @@ class Running:
 
     def _counted(self, *given: object) -> bytes | None:
         answer = self._answer(*given)  # type: ignore[arg-type]
-        self.short += answer is not None
+        self.fast += answer is not None
         return answer
 
     def connect(self) -> socket.socket:

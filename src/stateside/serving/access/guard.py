@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from stateside.serving.access.limits import NO_RATE, Buckets, RateLimits, Room, 
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.access.verifier import TokenRefused, Verifier
+from stateside.serving.health.logs import Trace
 from stateside.serving.stamp import iso_time
 
 BYTES_MAX: Final = 4 << 20
@@ -53,7 +53,6 @@ OLDER_KEPT: Final = 4
 LINES_PER_S: Final = 200.0
 PATH_CHARS_MAX: Final = 200
 STATUSES: Final = frozenset({401, 403, 408, 413, 429})
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class RefusedRequest:
 
     def trace(self) -> str | None:
         """The trace id, if the header conforms to W3C Trace Context."""
-        matched = _TRACEPARENT.fullmatch(self.traceparent or "")
-        return None if matched is None else matched[1]
+        trace = Trace.parse(self.traceparent)
+        return None if trace is None else trace.trace
 
 
 class RefusalLog:

@@ -4,8 +4,11 @@
     POST /v1/views/{view}/lookup          with whole keys
 
 without parameters, from a principal that may read all rows, of a view without an archive. The answer equals, byte for
-byte, that of the full path through parser, application and routes (`tests/serving/web/test_short_way.py`). All other
-requests (`web.head`), and all errors, are left to the full path.
+byte, that of the full path through parser, application and routes (`tests/serving/web/test_fast_path.py`). All other
+requests, and all errors, are left to the full path. So is every head that is not plain: with a header outside the lists
+below, a repeated or folded header, a connection to be closed, a transfer coding, a precondition, a cookie; and with a
+header that names the requesting page's site, as such a request may be refused (`access.browser_session`). Most clients
+send plain heads, with the same lines at every request of a connection.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from typing import Final
@@ -27,7 +31,7 @@ from stateside.serving.fast_path.point_lookup import PointReader, StampText
 from stateside.serving.health.logs import answered_with
 from stateside.serving.health.metrics import Metrics
 from stateside.serving.rows.view_readers import ViewReaders
-from stateside.serving.web.head import END, Head
+from stateside.serving.web.head import HOST
 from stateside.serving.web.request import PATH_CHARS_MAX, reaches_all
 from stateside.serving.web.response import etag
 
@@ -36,6 +40,52 @@ LOOKUP: Final = "/v1/views/{view}/lookup"
 _GET: Final = re.compile(rb"GET (/v1/views/([\w.-]+)/rows/([!-\"$->@-~]+)) HTTP/1\.1\r\n", re.ASCII)
 _POST: Final = re.compile(rb"POST /v1/views/([\w.-]+)/lookup HTTP/1\.1\r\n", re.ASCII)
 _SECURITY: Final = "".join(f"{name}: {value}\r\n" for name, value in security_headers("application/json"))
+_LINE: Final = re.compile(rb"([A-Za-z-]+):[ \t]*([!-~](?:[ -~]*[!-~])?|)[ \t]*")
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        b"user-agent",
+        b"accept",
+        b"accept-encoding",
+        b"accept-language",
+        b"cache-control",
+        b"content-type",
+        b"pragma",
+        b"referer",
+        b"tracestate",
+    }
+)
+_TAKEN: Final = frozenset({b"authorization", b"connection", b"content-length", b"host", b"traceparent"})
+_DIGITS_MAX: Final = 9
+END: Final = b"\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The parts of a head that an answer depends on, beside the address."""
+
+    host: str
+    authorization: str | None
+    traceparent: str | None
+    body_bytes: int
+
+    @classmethod
+    def parse(cls, lines: bytes) -> Head | None:
+        """Parses header lines (without the request line, with the final blank line); None if the head is not plain."""
+        found: dict[bytes, str] = {}
+        for line in lines.removesuffix(END).split(b"\r\n"):
+            match = _LINE.fullmatch(line)
+            name = b"" if match is None else match[1].lower()
+            if match is None or name in found or not (name in _WITHOUT_EFFECT or name in _TAKEN):
+                return None
+            found[name] = match[2].decode("ascii")
+        length = found.get(b"content-length", "0")
+        host = found.get(b"host")
+        plain = length.isdigit() and len(length) <= _DIGITS_MAX
+        if host is None or not plain or found.get(b"connection", "keep-alive").lower() != "keep-alive":
+            return None
+        if not HOST.fullmatch(host.encode("ascii")):
+            return None
+        return cls(host, found.get(b"authorization"), found.get(b"traceparent"), int(length))
 
 
 class Peer:

@@ -28,14 +28,20 @@ class Trace:
     flags: str = "00"
 
     @classmethod
+    def parse(cls, traceparent: str | None) -> Trace | None:
+        """The trace in a request's header, with a new span; None unless the header conforms to W3C Trace Context."""
+        found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
+        if found is None:
+            return None
+        version, trace, span, flags, rest = found.groups()
+        if version == "ff" or (version == "00" and rest) or trace == _NO_TRACE or span == _NO_SPAN:
+            return None
+        return cls(trace, _fresh()[1], flags)
+
+    @classmethod
     def of(cls, traceparent: str | None) -> Trace:
         """The request's trace, or a new one."""
-        found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
-        if found is not None:
-            version, trace, span, flags, rest = found.groups()
-            if version != "ff" and not (version == "00" and rest) and trace != _NO_TRACE and span != _NO_SPAN:
-                return cls(trace, _fresh()[1], flags)
-        return cls(*_fresh())
+        return cls.parse(traceparent) or cls(*_fresh())
 
     def header(self) -> tuple[str, str]:
         """The answer's header."""

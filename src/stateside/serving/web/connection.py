@@ -61,10 +61,6 @@ _STATE: Final = "connection"  # the name of a request's connection in the ASGI s
 FastAnswer = Callable[[bytes], bytes | None]  # the whole answer to a whole request; None leaves both to the full path
 
 
-def _no_fast_path(address: str) -> FastAnswer:
-    return lambda data: None
-
-
 class Connections:
     """All connections of one worker. `fast_path` makes the fast path for a client at an address.
 
@@ -75,7 +71,7 @@ class Connections:
         self,
         connections_max: int = CONNECTIONS_MAX,
         *,
-        fast_path: Callable[[str], FastAnswer] = _no_fast_path,
+        fast_path: Callable[[str], FastAnswer] = lambda address: lambda data: None,
         stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._max, self.fast_path, self.stop = connections_max, fast_path, stop
@@ -226,15 +222,13 @@ class Connection(asyncio.Protocol):
         if newest.is_chunked:
             newest.parts.append(b"0\r\n\r\n")
 
-    def answer_began(self) -> None:
+    def answer_sent(self, *, more: bool) -> None:
+        """A part of the first request's answer was sent."""
         if self._requests:
             self._requests[0].is_started = True
-
-    def answer_ended(self) -> None:
-        if self._requests:
-            self._requests[0].is_answered = True
-            self._waiting_s = time.monotonic()
-            self._pass_on()
+            if not more:
+                self._requests[0].is_answered, self._waiting_s = True, time.monotonic()
+                self._pass_on()
 
     def look(self, now_s: float) -> None:
         """Close the connection if its request does not arrive, or its answer is not read."""
@@ -324,10 +318,8 @@ def reported(scope: Scope, send: Send) -> Send:
         return send
 
     async def report(message: Message) -> None:
-        connection.answer_began()
         await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            connection.answer_ended()
+        connection.answer_sent(more=message["type"] == "http.response.start" or message.get("more_body", False))
 
     return report
 

@@ -1,4 +1,4 @@
-"""The short way to rows: it says what the long way says, to the byte, or leaves it to it."""
+"""The fast path answers, to the byte, as the full path does, or leaves the request to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import Loop
 from tests.serving.rows.shop import Shop
-from tests.serving.web.running import LONG, Running, received
+from tests.serving.web.running import FULL, Running, received
 from tests.sizes import some
 
 EMMA = "/v1/views/spending/rows/emma/de"
@@ -52,8 +52,8 @@ class Asked:
             replica.close()
 
     @property
-    def short(self) -> int:
-        return self.running.short
+    def fast(self) -> int:
+        return self.running.fast
 
     def get(self, path: str = EMMA, headers: str = "", method: str = "GET") -> bytes:
         return self.running.ask(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")
@@ -66,19 +66,19 @@ class Asked:
         )
 
 
-def same(short: bytes, long: bytes) -> bytes:
+def same(fast: bytes, full: bytes) -> bytes:
     """The answer, which is the same both ways but for the time of day and this server's part of the trace."""
     brought = TRACE[13:45].encode()
-    assert (brought in short) == (brought in long)
+    assert (brought in fast) == (brought in full)
     for varying in (rb"date: [^\r]{29}\r\n", rb"traceparent: [^\r]{55}\r\n"):
-        assert (len(re.findall(varying, short)), len(re.findall(varying, long))) == (1, 1)
-        short, long = (re.sub(varying, b"", way) for way in (short, long))
-    assert short == long
-    return short
+        assert (len(re.findall(varying, fast)), len(re.findall(varying, full))) == (1, 1)
+        fast, full = (re.sub(varying, b"", way) for way in (fast, full))
+    assert fast == full
+    return fast
 
 
 def both(asked: Asked, path: str = EMMA, headers: str = "", method: str = "GET") -> bytes:
-    return same(asked.get(path, headers, method), asked.get(path, headers + LONG, method))
+    return same(asked.get(path, headers, method), asked.get(path, headers + FULL, method))
 
 
 def status(answer: bytes) -> int:
@@ -105,7 +105,7 @@ def asked(shop: Shop) -> Iterator[Asked]:
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "method", "short"),
+    ("path", "headers", "method", "fast"),
     some(
         [
             (EMMA, "", "GET", True),
@@ -138,14 +138,14 @@ def asked(shop: Shop) -> Iterator[Asked]:
         3,
     ),
 )
-def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, method: str, short: bool) -> None:
+def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, method: str, fast: bool) -> None:
     both(asked, path, headers, method)
     both(asked, path, headers, method)
-    assert asked.short == 2 * short
+    assert asked.fast == 2 * fast
 
 
 @pytest.mark.parametrize(
-    ("keys", "short"),
+    ("keys", "fast"),
     some(
         [
             ([["emma", "de"]], True),
@@ -167,10 +167,10 @@ def test_both_ways_give_the_same_answer(asked: Asked, path: str, headers: str, m
         3,
     ),
 )
-def test_both_ways_give_the_same_rows_of_many_keys(asked: Asked, keys: object, short: bool) -> None:
+def test_both_ways_give_the_same_rows_of_many_keys(asked: Asked, keys: object, fast: bool) -> None:
     for _ in range(2):
-        same(asked.post(keys), asked.post(keys, LONG))
-    assert asked.short == 2 * short
+        same(asked.post(keys), asked.post(keys, FULL))
+    assert asked.fast == 2 * fast
 
 
 def test_a_key_with_a_slash_is_not_taken_for_two_parts(asked: Asked) -> None:
@@ -179,7 +179,7 @@ def test_a_key_with_a_slash_is_not_taken_for_two_parts(asked: Asked) -> None:
     assert b'"rows":[null]' in asked.post([["", "emma/de"]])
 
 
-def test_a_request_that_comes_in_pieces_or_with_another_behind_it_goes_the_long_way(asked: Asked) -> None:
+def test_a_request_that_comes_in_pieces_or_with_another_behind_it_takes_the_full_path(asked: Asked) -> None:
     request = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with asked.running.connect() as connection:
         for cut in (3, 20, len(request) - 1):
@@ -187,15 +187,15 @@ def test_a_request_that_comes_in_pieces_or_with_another_behind_it_goes_the_long_
             time.sleep(0.05)
             connection.sendall(request[cut:])
             assert b'"total":104' in received(connection)
-        assert asked.short == 0
+        assert asked.fast == 0
         connection.sendall(request + request)
         both_answers = received(connection)
         while both_answers.count(b'"total":104') < 2:
             both_answers += connection.recv(1 << 16)
-        assert asked.short == 0
+        assert asked.fast == 0
         connection.sendall(request)
         assert b'"total":104' in received(connection)
-        assert asked.short == 1
+        assert asked.fast == 1
 
 
 def test_the_age_grows_and_the_tag_stays(asked: Asked) -> None:
@@ -207,7 +207,7 @@ def test_the_age_grows_and_the_tag_stays(asked: Asked) -> None:
     assert status(asked.get(headers=f"if-none-match: {header(later, 'etag')}\r\n")) == 304
 
 
-def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: Shop) -> None:
+def test_a_token_takes_the_fast_path_if_it_reaches_all_rows_and_only_then(shop: Shop) -> None:
     issuer = Issuer(shop.layout)
     tokens = {
         "all": issuer.create("all", roles=["read"])[0],
@@ -218,13 +218,13 @@ def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: S
     with Asked(shop) as asked:
         found = {}
         for name, token in tokens.items():
-            before = asked.short
-            found[name] = status(both(asked, headers=f"authorization: Bearer {token}\r\n")), asked.short - before
+            before = asked.fast
+            found[name] = status(both(asked, headers=f"authorization: Bearer {token}\r\n")), asked.fast - before
         assert found == {"all": (200, 1), "own": (200, 0), "spending": (200, 0), "appending": (403, 0)}
         assert status(both(asked)) == 401
         own = f"authorization: Bearer {tokens['own']}\r\n"
         assert status(both(asked, "/v1/views/spending/rows/ben%25s/fr", own)) == 403
-        assert status(same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))) == 200
+        assert status(same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + FULL))) == 200
         assert status(asked.post([["ben", "de"]], own)) == 403
 
 
@@ -233,8 +233,8 @@ def test_a_token_goes_the_short_way_if_it_reaches_all_rows_and_only_then(shop: S
 )
 def test_a_page_of_another_site_is_refused_a_lookup_whichever_way_it_would_go(asked: Asked, from_: str) -> None:
     keys = [["emma", "de"]]
-    answer = same(asked.post(keys, from_), asked.post(keys, from_ + LONG))
-    assert (status(answer), asked.short) == (403, 0)
+    answer = same(asked.post(keys, from_), asked.post(keys, from_ + FULL))
+    assert (status(answer), asked.fast) == (403, 0)
     assert b"This request comes from a page of another site" in answer
 
 
@@ -253,14 +253,14 @@ def asked_at(asked: Asked, host: str, way: str = "") -> bytes:
 def test_without_tokens_a_stranger_s_name_is_refused_whichever_way_it_would_go(asked: Asked) -> None:
     """A website whose name leads here asks as our own page would: nothing but the host tells it apart."""
     for host in (f"{REBOUND}:{asked.running.port}", REBOUND, f"localhost.{REBOUND}"):
-        for way in ("", LONG, f"origin: http://{host}\r\n"):
+        for way in ("", FULL, f"origin: http://{host}\r\n"):
             answer = asked_at(asked, host, way)
-            assert (status(answer), asked.short) == (403, 0)
+            assert (status(answer), asked.fast) == (403, 0)
             assert b"stateside token create" in answer
-    before = asked.short
+    before = asked.fast
     for host in ("localhost", f"127.0.0.1:{asked.running.port}", "[::1]:1", "bills.localhost"):
-        assert (status(asked_at(asked, host)), status(asked_at(asked, host, LONG))) == (200, 200)
-    assert asked.short == before + 8
+        assert (status(asked_at(asked, host)), status(asked_at(asked, host, FULL))) == (200, 200)
+    assert asked.fast == before + 8
 
 
 HOST = "Host: localhost\r\n"
@@ -272,8 +272,8 @@ HOST = "Host: localhost\r\n"
 )
 def test_a_request_for_no_host_or_several_is_none_whichever_way_it_would_go(asked: Asked, hosts: str) -> None:
     for first in (f"GET {EMMA}", f"GET http://{REBOUND}{EMMA}", f"POST {LOOKUP}"):
-        ways = [asked.running.ask(f"{first} HTTP/1.1\r\n{hosts}{way}\r\n") for way in ("", LONG)]
-        assert (ways[0], status(ways[0]), asked.short) == (ways[1], 400, 0)
+        ways = [asked.running.ask(f"{first} HTTP/1.1\r\n{hosts}{way}\r\n") for way in ("", FULL)]
+        assert (ways[0], status(ways[0]), asked.fast) == (ways[1], 400, 0)
 
 
 def test_a_client_without_a_host_is_answered_in_http_1_0(asked: Asked) -> None:
@@ -283,14 +283,14 @@ def test_a_client_without_a_host_is_answered_in_http_1_0(asked: Asked) -> None:
 def test_with_a_token_any_host_will_do(shop: Shop) -> None:
     token = Issuer(shop.layout).create("all", roles=["read"])[0]
     with Asked(shop) as asked:
-        for way in ("", LONG):
+        for way in ("", FULL):
             assert status(asked_at(asked, REBOUND, f"authorization: Bearer {token}\r\n{way}")) == 200
             assert status(asked_at(asked, REBOUND, way)) == 401
 
 
 def test_a_lookup_of_our_own_page_is_answered(asked: Asked) -> None:
     own = "origin: http://localhost\r\n"
-    assert b'"total":104' in same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + LONG))
+    assert b'"total":104' in same(asked.post([["emma", "de"]], own), asked.post([["emma", "de"]], own + FULL))
 
 
 def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
@@ -327,10 +327,10 @@ def test_nobody_is_under_way_any_more_when_all_are_answered_refused_ones_too(sho
         assert [status(asked.get(headers="authorization: Bearer x.y.z\r\n")) for _ in range(5)] == [401] * 5
 
 
-def test_an_error_that_nobody_foresaw_is_told_by_the_long_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_foresaw_is_told_by_the_full_path(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateside.serving.rows.view_reader.ViewReader._stamp", lambda *given: 1 // 0)
     with Asked(shop) as asked:
         answer = both(asked)
         assert (status(answer), header(answer, "content-type")) == (500, "application/problem+json")
         assert b"the server's log has the cause" in answer
-        assert asked.short == 0
+        assert asked.fast == 0
