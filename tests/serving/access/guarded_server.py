@@ -56,7 +56,6 @@ def routes(layout: Layout) -> Sequence[Route]:
         Route("/v1/stream", stream, "", "read"),
         Route("/v1/paper", paper, "", "read"),
         Route("/v1/broken", broken, "", "read"),
-        Route("/v1/sql", slow, "", "sql"),
         Route("/v1/customers/{customer}/thing", slow, "", "customer", parameters=(Parameter("s", "seconds"),)),
     ]
 

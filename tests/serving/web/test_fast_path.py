@@ -19,7 +19,7 @@ from stateside.serving.access.tokens import Issuer
 from stateside.serving.fast_path.answer import Peer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.connection import Loop
+from stateside.serving.web.connection import Connections, Loop
 from tests.serving.rows.shop import Shop
 from tests.serving.web.running import FULL, Running, received
 from tests.sizes import some
@@ -36,11 +36,14 @@ FIRST: Rows = {("emma", "de"): (2, 104), ("emma", ""): (3, 9), ("ben%s", 'f"r'):
 class Asked:
     """The server of a shop, asked both ways."""
 
-    def __init__(self, shop: Shop, limits: RateLimits | None = None) -> None:
+    def __init__(self, shop: Shop, limits: RateLimits | None = None, *, fast_path: bool = True) -> None:
         self.clock = ManualClock(NOW_US)
         self._views = ViewReaders(shop.layout, self.clock)
         guard = Guard.of(shop.layout) if limits is None else Guard.of(shop.layout, limits)
-        self.running = Running(Application(self._views, guard=guard))
+        application = Application(self._views, guard=guard)
+        if not fast_path:
+            application.connections.fast_path = Connections().fast_path
+        self.running = Running(application)
 
     def __enter__(self) -> Asked:
         self.running.__enter__()
@@ -313,6 +316,16 @@ def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
         runner.run(turns())
     fast_path._kept["spending"].release()
     views._replicas["spending"].close()
+
+
+def test_without_the_fast_path_every_answer_is_the_same(shop: Shop) -> None:
+    ways = []
+    for fast_path in (True, False):
+        with Asked(shop, fast_path=fast_path) as asked:
+            ways.append([asked.get(), asked.get(headers=TRACE), asked.post([["emma", "de"]])])
+            assert asked.fast == 3 * fast_path
+    for fast, full in zip(*ways, strict=True):
+        same(fast, full)
 
 
 def test_a_request_is_counted_once_whichever_way_it_goes(shop: Shop) -> None:

@@ -8,6 +8,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from stateside.billing.answers.api import routes as billing_routes
+from stateside.core.errors import SetupError
 from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
 from stateside.serving.rows.view_readers import ViewReaders
@@ -22,6 +23,11 @@ def document(layout: Layout) -> dict[str, Any]:
         ViewReaders(layout), [*event_routes(layout), *billing_routes(layout)], guard=Guard.of(layout)
     )
     return openapi(application.routes)
+
+
+def test_a_second_route_of_one_method_and_pattern_is_refused(layout: Layout) -> None:
+    with pytest.raises(SetupError, match="two routes POST /v1/events"):
+        Application(ViewReaders(layout), [*event_routes(layout), *event_routes(layout)], guard=Guard.of(layout))
 
 
 def test_it_is_openapi_3_1(document: dict[str, Any]) -> None:

@@ -32,9 +32,7 @@ from stateside.journal import open_journal
 from stateside.serving.rows.scope import not_whole
 from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 from stateside.serving.stamp import Stamp
-from stateside.serving.web.request import Request
-from stateside.serving.web.response import JSON, File, Response, stamped
-from stateside.serving.web.route import FLOOR, Parameter, Route, whole
+from stateside.serving.web import FLOOR, JSON, File, Parameter, Request, Response, Route, stamped, whole
 from stateside.spark_state.batch_log import Checkpoint
 
 PAGE_MAX: Final = 1_000

@@ -114,23 +114,25 @@ class Application:
                 next_step="Ask for many keys with POST …/lookup, whose body has room for them",
             )
         route, holder = _admitted(call, routes)
-        call.visit.route, call.visit.positions = route.pattern, self.guard.positions(holder)
+        call.visit.route, call.visit.positions = route.pattern, (positions := self.guard.positions(holder))
         query = call.query_params
         route.check_parameters(query)
         parameters = {name: value for name, value in query.items() if name not in ("key", "where")}
+        keys, wheres = tuple(query.getlist("key")), tuple(query.getlist("where"))
+        body = b"" if route.body is None else await call.read(route.body.bytes_max)
         request = Request(
             call.parts,
-            tuple(query.getlist("key")),
+            keys,
             parameters,
             self._views,
             holder,
             call.headers,
-            await call.read(route.body.bytes_max) if route.body is not None else b"",
+            body,
             call.left,
-            tuple(query.getlist("where")),
+            wheres,
             call.visit.positions,
         )
-        response = (await route.handler(request)).shown(request.positions)
+        response = (await route.handler(request)).shown(positions)
         return validated(response, call, holder) if route.method == "GET" else response
 
 
@@ -165,7 +167,7 @@ def _admitted(call: Call, routes: Mapping[str, Route]) -> tuple[Route, Principal
 
 
 def _problem(error: StatesideError) -> Response:
-    return Response(error.problem(), status=error.status, headers=_headers(error), problem=True)
+    return Response(error.problem(), status=error.status, headers=_headers(error))
 
 
 def _headers(error: StatesideError) -> list[tuple[str, str]]:

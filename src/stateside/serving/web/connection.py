@@ -62,20 +62,13 @@ FastAnswer = Callable[[bytes], bytes | None]  # the whole answer to a whole requ
 
 
 class Connections:
-    """All connections of one worker. `fast_path` makes the fast path for a client at an address.
+    """All connections of one worker, with its fast path for a client at an address, and the end of endless streams."""
 
-    `stop` ends endless streams, when the worker is about to stop.
-    """
-
-    def __init__(
-        self,
-        connections_max: int = CONNECTIONS_MAX,
-        *,
-        fast_path: Callable[[str], FastAnswer] = lambda address: lambda data: None,
-        stop: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._max, self.fast_path, self.stop = connections_max, fast_path, stop
+    def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
+        self._max = connections_max
         self._open: set[Connection] = set()
+        self.fast_path: Callable[[str], FastAnswer] = lambda address: lambda data: None
+        self.stop: Callable[[], None] = lambda: None
 
     def open(self, connection: Connection) -> bool:
         """Add a connection; False beyond the limit."""

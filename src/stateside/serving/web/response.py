@@ -76,13 +76,12 @@ class Response:
     file: File | None = None
     stream: StreamResponse | None = None
     headers: Sequence[Header] = field(default=())
-    problem: bool = False
 
     @property
     def kind(self) -> str:
         """The content type."""
         other = self.file or self.stream
-        return other.kind if other is not None else PROBLEM if self.problem else JSON
+        return other.kind if other is not None else PROBLEM if self.status >= 400 else JSON
 
     def shown(self, positions: PositionCodec) -> Response:
         """The response with its stamps encoded for the principal."""

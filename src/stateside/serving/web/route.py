@@ -111,14 +111,10 @@ class Route:
 
 
 class _Part(StringConvertor):
-    """One part of a path, possibly empty."""
-
     regex = "[^/]*"
 
 
 class _Parts(PathConvertor):
-    """The rest of a path: one or more parts."""
-
     regex = "(?s:.*)"
 
 
