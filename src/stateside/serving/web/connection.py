@@ -121,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._requests: deque[_Request] = deque()  # the first is being answered
         self._is_paused = False  # nothing is read: too much waits
         self._is_ready = True  # for the fast path: nothing else is under way
+        self._is_active = False  # the fast path has answered since the last look: cheaper than the time
         self._is_over = False  # further input is ignored
         self._is_stopping = False
         self._waiting_s: float | None = time.monotonic()  # start of the wait for a request's head
@@ -128,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the client; beyond the limit of connections, refuse with a problem."""
-        self._transport = transport
+        self._transport, self._write = transport, transport.write
         self._http.connection_made(transport)
         self._of_server.discard(self._http)
         self._of_server.add(self)
@@ -157,8 +158,8 @@ class Connection(asyncio.Protocol):
         if self._is_ready:
             answer = self._fast_answer(data)
             if answer is not None:
-                self._transport.write(answer)
-                self._waiting_s = time.monotonic()
+                self._write(answer)
+                self._is_active = True
                 return
         if self._is_over:
             return
@@ -225,8 +226,11 @@ class Connection(asyncio.Protocol):
 
     def look(self, now_s: float) -> None:
         """Close the connection if its request does not arrive, or its answer is not read."""
-        if self._waiting_s is not None and now_s - self._waiting_s > HEAD_S_MAX:
+        if self._waiting_s is not None and self._is_active:
+            self._waiting_s = now_s
+        elif self._waiting_s is not None and now_s - self._waiting_s > HEAD_S_MAX:
             self._transport.close()
+        self._is_active = False
         unsent = self._transport.get_write_buffer_size()
         if not unsent:
             self._stuck = None
@@ -301,7 +305,7 @@ class Connection(asyncio.Protocol):
         code, body = problem.status, orjson.dumps(problem.problem())
         headers = [("content-type", PROBLEM), *security_headers(PROBLEM), ("content-length", str(len(body)))]
         lines = [f"HTTP/1.1 {code} {http.HTTPStatus(code).phrase}", *(f"{name}: {text}" for name, text in headers)]
-        self._transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
+        self._write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
 
 
 def reported(scope: Scope, send: Send) -> Send:
