@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from stateside.testbed.chaos.report import matrix
+from stateside.testbed.chaos_report import matrix
 
 PAGE = Path(__file__).parents[1] / "docs" / "crash-matrix.md"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.testbed.chaos.faults import AWAY_S, SEALING_S_MAX
-from stateside.testbed.chaos.scenarios import AT_RANDOM, NAMES, RANDOM_FAULTS, SCENARIOS
-from stateside.testbed.chaos.witness import DEADLINE_S, FRESH_MS_MAX
+from stateside.testbed.faults import AWAY_S, SEALING_S_MAX
+from stateside.testbed.scenarios import AT_RANDOM, NAMES, RANDOM_FAULTS, SCENARIOS
+from stateside.testbed.witness import DEADLINE_S, FRESH_MS_MAX
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "chaos.md").read_text()

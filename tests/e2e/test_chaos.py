@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stateside.testbed.chaos.billing_system import SystemShape
-from stateside.testbed.chaos.faults import together
-from stateside.testbed.chaos.report import Result
-from stateside.testbed.chaos.scenario_run import ChaosSettings, run_scenarios
-from stateside.testbed.chaos.scenarios import (
+from stateside.testbed.chaos import ChaosSettings, run_scenarios
+from stateside.testbed.chaos_report import Result
+from stateside.testbed.faults import together
+from stateside.testbed.scenarios import (
     BROKER_KILLED,
     DRIVER_KILLED,
     MASTER_KILLED,
@@ -28,6 +27,7 @@ from stateside.testbed.chaos.scenarios import (
     ChaosScenario,
     scenario_of,
 )
+from stateside.testbed.system import SystemShape
 from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]

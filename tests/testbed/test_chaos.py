@@ -24,28 +24,30 @@ from rich.console import Console
 
 from stateside.billing.audit import Balance, recheck
 from stateside.cli import main
-from stateside.core.errors import RequestInvalid, StatesideError
+from stateside.core.errors import PipelineFailed, RequestInvalid, StatesideError
 from stateside.core.layout import Layout
 from stateside.core.processes import free_port
 from stateside.serving.clients import Client
 from stateside.serving.clients.steps import NoReply, Reply
 from stateside.serving.clients.transport import unanswered
-from stateside.testbed.chaos.billing_system import System, SystemShape
-from stateside.testbed.chaos.faults import Broken, Fault, together
-from stateside.testbed.chaos.load import HURRY, STANDS, ChaosLoad, Desk
-from stateside.testbed.chaos.report import COLUMNS, ChaosReport, Result, matrix
-from stateside.testbed.chaos.scenario_run import (
+from stateside.testbed.chaos import (
     ChaosSettings,
-    Judged,
     ScenarioRun,
     Suffered,
     _failed,
     _idle,
-    lost_and_doubled,
     run_scenarios,
 )
-from stateside.testbed.chaos.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
-from stateside.testbed.chaos.witness import (
+from stateside.testbed.chaos_report import COLUMNS, ChaosReport, Result, matrix
+from stateside.testbed.cluster import Cluster
+from stateside.testbed.component import Interrupts, Supervised
+from stateside.testbed.faults import Broken, Fault, together
+from stateside.testbed.feeder import Load
+from stateside.testbed.producer import HURRY, STANDS, Desk, ProducerLoad
+from stateside.testbed.proof import SystemProof, lost_and_doubled
+from stateside.testbed.scenarios import BROKER_KILLED, NAMES, REPLICA_KILLED, SCENARIOS, at_random, chosen
+from stateside.testbed.system import Ground, System, SystemShape
+from stateside.testbed.witness import (
     DEADLINE_S,
     FRESH_MS_MAX,
     AnswerLog,
@@ -56,9 +58,6 @@ from stateside.testbed.chaos.witness import (
     running_bill,
     whole_bill,
 )
-from stateside.testbed.cluster import Cluster
-from stateside.testbed.component import Interrupts, Supervised
-from stateside.testbed.system import Ground
 from stateside.testing import answer
 from tests.billing.audit.live_bill import right_bill
 from tests.waiting import wait_until
@@ -231,7 +230,7 @@ def test_ctrl_c_is_heard_while_the_ground_is_prepared_and_no_other_scenario_star
         time.sleep(60)
         yield
 
-    monkeypatch.setattr("stateside.testbed.chaos.billing_system.prepared", slowly)
+    monkeypatch.setattr("stateside.testbed.system.prepared", slowly)
     with pytest.raises(KeyboardInterrupt):
         run("broker-killed", "writer-killed", folder=tmp_path)
     assert prepared == [tmp_path / "broker-killed" / "application"]
@@ -285,10 +284,10 @@ def test_a_silence_at_the_end_counts() -> None:
     assert (seen.no_answer_s, seen.no_fresh_answer_s) == (5.0, 5.0)
 
 
-def test_where_nobody_answers_the_watcher_counts_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateside.testbed.chaos.witness.DEADLINE_S", DEADLINE_S / 50)
+def test_where_nobody_answers_the_watcher_counts_failures(tmp_path: Path) -> None:
     record = AnswerLog(tmp_path / "answers.jsonl")
-    witness = Witness([f"http://127.0.0.1:{free_port()}"], 3, 1, [running_bill], record)
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    witness = Witness(urls, 3, 1, [running_bill], record, deadline_s=DEADLINE_S / 50)
     witness.start()
     try:
         wait_until(lambda: witness.seen.failed >= 2)
@@ -307,7 +306,7 @@ def test_a_failure_of_one_server_counts_although_another_one_answers(tmp_path: P
             raise StatesideError("Something is wrong inside of this server")
         return {"stamp": {"age_ms": 0}}
 
-    witness = Witness([url], 3, 1, [failing], AnswerLog(tmp_path / "answers.jsonl"))
+    witness = Witness([url, url], 3, 1, [failing], AnswerLog(tmp_path / "answers.jsonl"))
     witness.start()
     try:
         wait_until(lambda: witness.seen.answered > 2 and bool(witness.seen.server_errors))
@@ -438,14 +437,14 @@ def test_restarts_and_silences_that_nobody_caused_are_reported(tmp_path: Path) -
         return SimpleNamespace(
             **{"name": name, "restarts": restarts, "caused": caused, "log": tmp_path / name, "killed_s": [], **more},
             **{"last_error": lambda: "out of memory", "log_text": lambda: log},
-            child=SimpleNamespace(returncode=lambda: code),
+            gone=lambda: code is not None and (name, code) != ("writer", 0),
         )
 
-    system = System(SystemShape(), tmp_path, guarantee="exactly-once", interrupts=cast(Interrupts, None))
+    system = System(SystemShape(), tmp_path, Layout(tmp_path), cast(Interrupts, None))
     system.urls = ("one", "two")
 
     def unexplained(*parts: Any, unreached: Any = (), fails_view: bool = False, restarts: int = 0) -> list[str]:
-        given = {each.name: each for each in (part("replica-1"), part("replica-2"), *parts)}
+        given = {each.name: each for each in (part("driver-1"), part("replica-1"), part("replica-2"), *parts)}
         system.parts, system.ground = given, Ground("application", None)
         system.ground.restarts = restarts
         return system.unexplained(dict(unreached), [(10.0, 20.0), (50.0, 60.0)], fails_view=fails_view)
@@ -467,6 +466,18 @@ def test_restarts_and_silences_that_nobody_caused_are_reported(tmp_path: Path) -
     failing = part("driver-1", log="view bill failed: it is so. Restart 1 of 5 in 1 s")
     assert unexplained(failing)[0].startswith("The view failed 1 times in driver-1")
     assert unexplained(failing, fails_view=True) == []
+
+
+def test_the_driver_is_the_leader_and_nobody_is_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SystemShape(drivers=("driver-1", "driver-2"))
+    system = System(shape, tmp_path, Layout(tmp_path), cast(Interrupts, None))
+    system.parts = {name: cast(Supervised, object()) for name in shape.drivers}
+    leading: list[Any] = [{"leader": {"identity": "driver-2"}}, {"leader": None}, None]
+    monkeypatch.setattr("stateside.testbed.system.standing", lambda root, now_us: leading.pop(0))
+    assert system.driver() is system.parts["driver-2"]
+    for _ in range(2):
+        with pytest.raises(PipelineFailed, match="None of the drivers leads"):
+            system.driver()
 
 
 def test_a_part_that_has_ended_by_itself_was_not_killed(tmp_path: Path) -> None:
@@ -505,7 +516,7 @@ def test_a_kill_that_missed_its_moment_is_a_failure() -> None:
     course = ScenarioRun(SCENARIOS["driver-killed"], ChaosSettings(), Path(), Console(), cast(Interrupts, None))
     audited = SimpleNamespace(balance=Balance(), counts={"events": 5}, differences=list)
     numbers = {"differences": (), "answers": 3, "wrong_answers": (), "never_journalled": 0, "journalled_twice": 0}
-    judged = cast(Judged, SimpleNamespace(audit=audited, outcome=SimpleNamespace(invoices=1), **numbers))
+    judged = cast(SystemProof, SimpleNamespace(audit=audited, outcome=SimpleNamespace(invoices=1), **numbers))
     seen = Seen(0.0)
     seen.note_answer(1.0, age_ms=0)
     for missed in ("", "The worst moment did not come."):
@@ -576,7 +587,8 @@ def test_the_matrix_has_a_row_for_each_part_and_a_column_for_what_happened() -> 
 
 
 def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> None:
-    desk, load = Desk(tmp_path), ChaosLoad("/somewhere", ("http://one", "http://two"), 30.0, 60, 7)
+    urls = ("http://one", "http://two")
+    desk, load = Desk(tmp_path), ProducerLoad(folder="/somewhere", urls=urls, seconds=30.0, customers=60, seed=7)
     desk.lay(load)
     assert Desk(tmp_path).load() == load
     assert (desk.pace(0.1), desk.pace(0.2), desk.drained()) == (1.0, STANDS, False)
@@ -592,7 +604,7 @@ def test_the_desk_tells_the_producer_what_to_do_and_how_fast(tmp_path: Path) -> 
 
 
 def test_a_load_is_the_same_at_every_run() -> None:
-    load = ChaosLoad("/somewhere", (), 30.0, 5, 7)
+    load = Load(seconds=30.0, customers=5, seed=7)
     assert [a.event for a in load.generator().arrivals()] == [a.event for a in load.generator().arrivals()]
 
 

@@ -23,19 +23,19 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
 from stateside.journal import FileLog
-from stateside.testbed.chaos import disk
-from stateside.testbed.chaos.billing_system import System, SystemShape
-from stateside.testbed.chaos.faults import Broken, Fault, _move_away, stored_uncommitted
-from stateside.testbed.chaos.load import BEFORE, ChaosLoad, Desk
-from stateside.testbed.chaos.scenario_run import ChaosSettings, ScenarioRun
-from stateside.testbed.chaos.scenarios import scenario_of
+from stateside.testbed import disk
+from stateside.testbed.chaos import ChaosSettings, ScenarioRun
 from stateside.testbed.component import Interrupts, Supervised, members
+from stateside.testbed.faults import Broken, Fault, _move_away, stored_uncommitted
 from stateside.testbed.feeder import NUDGE
+from stateside.testbed.producer import BEFORE, Desk, ProducerLoad
+from stateside.testbed.scenarios import scenario_of
+from stateside.testbed.system import System, SystemShape
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
-WRITER = "stateside.testbed.chaos.producer"
+WRITER = "stateside.testbed.producer"
 
 
 @pytest.fixture
@@ -46,9 +46,10 @@ def parts() -> Iterator[list[Supervised]]:
         part.stop()
 
 
-def a_load(layout: Layout, seconds: float) -> ChaosLoad:
+def a_load(layout: Layout, seconds: float) -> ProducerLoad:
     nobody = f"http://127.0.0.1:{free_port()}"
-    return ChaosLoad(str(layout.root), (nobody,), seconds, customers=20, seed=3, late_share=0.0)
+    folder = str(layout.root)
+    return ProducerLoad(folder=folder, urls=(nobody,), seconds=seconds, customers=20, seed=3, late_share=0.0)
 
 
 def written(layout: Layout) -> list[str]:
@@ -198,7 +199,7 @@ def disks() -> None:
 def test_a_small_disk_is_filled_to_its_last_block_and_gone_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateside.testbed.chaos.disk.SIZE", "1m")
+    monkeypatch.setattr("stateside.testbed.disk.SIZE", "1m")
     with disk.mounted(tmp_path / "disk") as folder:
         (folder / "before").write_text("here")
         ballast = disk.fill(folder)

@@ -16,8 +16,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import Child, free_port
 from stateside.journal import FileLog
-from stateside.testbed.demo.bill_client import BillClient
-from stateside.testbed.demo.run import runs
+from stateside.testbed.system import covering_stamp, runs
 from stateside.testing import append, run_to
 from stateside.views.heartbeat import Heartbeat
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 WAIT_S_MAX = 90.0
 
 
-def wait_until_ready(asker: BillClient, position: Position) -> bool:
+def covered_in_time(url: str, position: Position) -> bool:
     deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
-        if asker.wait_until_ready(position, 0.5):
+        if covering_stamp(url, position) is not None:
             return True
     return False
 
@@ -46,12 +45,12 @@ def test_an_old_replica_does_not_pass_for_the_first_batch(spark: SparkSession, l
     command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", port]
     server = Child(command, tmp_path / "server.log")
     try:
-        asker = BillClient(f"http://127.0.0.1:{port}", customers=3, seed=1)
-        assert wait_until_ready(asker, old), server.tail()
+        url = f"http://127.0.0.1:{port}"
+        assert covered_in_time(url, old), server.tail()
         new = append(layout, [clock_tick(0, "one more")])
-        assert not asker.wait_until_ready(new, 1.0)
+        assert covering_stamp(url, new) is None
         run_to(app, layout, spark)
-        assert wait_until_ready(asker, new), server.tail()
+        assert covered_in_time(url, new), server.tail()
     finally:
         server.stop()
 

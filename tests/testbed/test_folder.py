@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from stateside.core.errors import PipelineFailed, RequestInvalid
-from stateside.testbed.demo_folder import StageFolder
+from stateside.testbed.run_folder import StageFolder
 
 SETTINGS = {"customers": 3}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stateside.billing.generator import EVEN_MICROS, ExpectedTotals, Generator, Shares
-from stateside.testbed.proof import DemoOutcome, differences
+from stateside.testbed.proof import Outcome, differences
 
 GENERATOR = Generator(1, 20, 5, 2, Shares(duplicate=0.05))
 
@@ -19,7 +19,7 @@ def report() -> ExpectedTotals:
 
 
 @pytest.fixture
-def outcome(report: ExpectedTotals) -> DemoOutcome:
+def outcome(report: ExpectedTotals) -> Outcome:
     """Everything as it must be."""
     scenario = GENERATOR.scenario()
     amounts = {
@@ -31,7 +31,7 @@ def outcome(report: ExpectedTotals) -> DemoOutcome:
     charged: dict[tuple[str, str], int] = defaultdict(int)
     for total in report.totals:
         charged[total.period, total.currency] += total.charged_micros * total.closes
-    return DemoOutcome(
+    return Outcome(
         amounts=amounts,
         charged=charged,
         invoices=40,
@@ -54,18 +54,18 @@ def counts(report: ExpectedTotals) -> dict[str, int]:
     }
 
 
-def found(report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]) -> list[str]:
+def found(report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]) -> list[str]:
     return differences(GENERATOR, report, outcome, counts, nudges=1)
 
 
 def test_where_all_is_as_it_must_be_nothing_is_told(
-    report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]
+    report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]
 ) -> None:
     assert found(report, outcome, counts) == []
 
 
 def test_a_micro_too_little_and_a_missing_period_are_told(
-    report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]
+    report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]
 ) -> None:
     amounts = dict(outcome.amounts)
     first, second, *_ = sorted(amounts)
@@ -78,26 +78,26 @@ def test_a_micro_too_little_and_a_missing_period_are_told(
     ]
 
 
-def test_a_bill_of_nobody_is_told(report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]) -> None:
+def test_a_bill_of_nobody_is_told(report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]) -> None:
     told = found(report, replace(outcome, amounts={**outcome.amounts, ("nobody", 5): 7}), counts)
     assert told == ["nobody, period to 5: billed 0.000007, expected 0.00"]
 
 
-def test_a_wrongly_rounded_total_is_told(report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]) -> None:
+def test_a_wrongly_rounded_total_is_told(report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]) -> None:
     charged = dict(outcome.charged)
     charged["2026-01", "USD"] += 10_000
     (told,) = found(report, replace(outcome, charged=charged), counts)
     assert told.startswith("In 2026-01 ") and told.endswith(" USD")
 
 
-def test_a_note_that_is_missing_is_told(report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]) -> None:
+def test_a_note_that_is_missing_is_told(report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]) -> None:
     one = min(report.late)
     (told,) = found(report, replace(outcome, corrected=report.late - {one}), counts)
     assert f"missing [{one!r}] (1)" in told
 
 
 def test_a_dead_letter_for_another_reason_is_told(
-    report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int]
+    report: ExpectedTotals, outcome: Outcome, counts: dict[str, int]
 ) -> None:
     letters = Counter(report.dead_letters)
     letters["malformed"] -= 1
@@ -107,6 +107,6 @@ def test_a_dead_letter_for_another_reason_is_told(
 
 
 @pytest.mark.parametrize("name", ["events", "duplicates", "reference", "clock"])
-def test_other_counts_are_told(report: ExpectedTotals, outcome: DemoOutcome, counts: dict[str, int], name: str) -> None:
+def test_other_counts_are_told(report: ExpectedTotals, outcome: Outcome, counts: dict[str, int], name: str) -> None:
     (told,) = found(report, outcome, {**counts, name: counts[name] + 1})
     assert told.startswith(f"{name}: the generator made ")

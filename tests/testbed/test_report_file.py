@@ -12,20 +12,14 @@ from stateside.billing.audit import Audit, LiveBatch
 from stateside.billing.audit.law import LawVerdict
 from stateside.billing.generator import ExpectedTotals
 from stateside.core.errors import RequestInvalid
-from stateside.testbed.demo.bill_client import Sample
-from stateside.testbed.demo.demo_report import DemoReport
-from stateside.testbed.demo_folder import ReportFile
-from stateside.testbed.proof import DemoOutcome
-
-
-def sampled(value: float) -> Sample:
-    sample = Sample()
-    sample.add(value)
-    return sample
+from stateside.testbed.demo_report import DemoReport
+from stateside.testbed.proof import Outcome, ReplicaProof
+from stateside.testbed.run_folder import ReportFile
+from stateside.testbed.witness import Seen
 
 
 def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
-    outcome = DemoOutcome(
+    outcome = Outcome(
         amounts={("c0", 5): 100_000_000},
         charged={},
         invoices=1,
@@ -38,17 +32,15 @@ def a_report(differences: Sequence[str] = (), broken: int = 0) -> DemoReport:
     sentences = ("c0, 2026-01: a micro too little",) if broken else ()
     verdict = LawVerdict("conservation", "Nothing is lost", broken, sentences)
     counts = {"events": 3, "invoiced": 3}
+    audit = Audit(LiveBatch(1, 3, 0), counts, 1, (verdict,), 3, 0.1, 0.2)
+    seen = Seen(0.0)
+    seen.note_answer(1.0, age_ms=1, latency_ms=1.0)
     return DemoReport(
         seconds=1.0,
         customers=1,
         expected=ExpectedTotals({"bill": 3}, [], frozenset(), frozenset()),
-        outcome=outcome,
-        differences=differences,
-        audit=Audit(LiveBatch(1, 3, 0), counts, 1, (verdict,), 3, 0.1, 0.2),
-        latencies_ms=sampled(1.0),
-        ages_ms=sampled(1),
-        requests_failed=0,
-        failures=[],
+        proof=ReplicaProof(audit, outcome, differences),
+        seen=seen,
         pipeline_restarts=0,
         cluster_restarts=0,
     )
@@ -71,7 +63,7 @@ def test_the_report_is_written_for_machines(tmp_path: Path) -> None:
 def test_a_difference_or_a_broken_law_makes_the_report_bad_and_is_told() -> None:
     for report in (a_report(differences=["c0 is off"]), a_report(broken=1)):
         assert not report.ok
-        assert report.as_dict()["problems"] == [*report.audit.differences(), *report.differences]
+        assert report.as_dict()["problems"] == [*report.proof.audit.differences(), *report.proof.differences]
         assert report.lines()[-1] == "It does NOT add up."
     assert a_report().lines()[-1] == "Everything adds up."
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.testbed.demo.bill_client import Sample
+from stateside.testbed.witness import Sample
 
 
 def sample_of(values: list[float], kept_max: int) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stateside.testbed.demo.demo_report import snapshot
+from stateside.testbed.demo_report import snapshot
 
 REPORT = {
     "ok": True,

@@ -39,9 +39,7 @@ def ended(part: Supervised) -> bool:
     return part.child.returncode() is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "module"), [(["--version"], "stateside"), ([], "stateside.testbed.chaos.producer")]
-)
+@pytest.mark.parametrize(("arguments", "module"), [(["--version"], "stateside"), ([], "stateside.testbed.producer")])
 def test_a_part_imports_nothing_from_the_current_folder(
     tmp_path: Path, parts: list[Supervised], monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str
 ) -> None:

@@ -61,8 +61,8 @@ def demo(
     """
     from rich.console import Console
 
-    from stateside.testbed.demo.run import DemoSettings, run_demo
-    from stateside.testbed.demo_folder import ReportFile
+    from stateside.testbed.demo import DemoSettings, run_demo
+    from stateside.testbed.run_folder import ReportFile
 
     settings = DemoSettings(seconds=seconds, customers=customers, seed=seed, journal=journal, cluster=cluster)
     report_file = ReportFile(json_file) if json_file else None

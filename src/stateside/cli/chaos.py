@@ -14,10 +14,10 @@ from stateside.cli.group import FILE, FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stateside.testbed.chaos.billing_system import Guarantee
-    from stateside.testbed.chaos.report import ChaosReport, Result
-    from stateside.testbed.chaos.scenario_run import ChaosSettings
-    from stateside.testbed.chaos.scenarios import ChaosScenario
+    from stateside.testbed.chaos import ChaosSettings
+    from stateside.testbed.chaos_report import ChaosReport, Result
+    from stateside.testbed.scenarios import ChaosScenario
+    from stateside.testbed.system import Guarantee
 
 LOG_CHARS = 160
 
@@ -64,8 +64,8 @@ def chaos(
     is done, and has every bill recomputed. The exit code is 1 if anything is lost, doubled or uneven, or any request
     failed. docs/crash-matrix.md has the measurements.
     """
-    from stateside.testbed.chaos.scenario_run import ChaosSettings
-    from stateside.testbed.chaos.scenarios import chosen, described
+    from stateside.testbed.chaos import ChaosSettings
+    from stateside.testbed.scenarios import chosen, described
 
     if list_:
         click.echo("\n".join(described()))
@@ -81,9 +81,9 @@ def _run(
     """Run the scenarios, and show and write the report; the file grows with each scenario."""
     from rich.console import Console
 
-    from stateside.testbed.chaos.report import ChaosReport
-    from stateside.testbed.chaos.scenario_run import run_scenarios
-    from stateside.testbed.demo_folder import ReportFile
+    from stateside.testbed.chaos import run_scenarios
+    from stateside.testbed.chaos_report import ChaosReport
+    from stateside.testbed.run_folder import ReportFile
 
     report_file = ReportFile(json_file) if json_file else None
     if report_file:

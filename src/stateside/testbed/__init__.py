@@ -1,6 +1,7 @@
-"""The testbed: infrastructure shared by the demo and the chaos scenarios.
+"""The testbed: the billing system as processes on one machine, under load, and the proof that everything adds up.
 
-`system` prepares the journal's broker and Spark's cluster, where a run has them (`broker`, `cluster`); `component` has
-supervised processes and interrupts; `feeder` replays compressed months; `proof` compares the outcome with the
-generator's expectation; `demo_folder` has the working folder and the report file for machines.
+`system` starts, supervises and stops the parts (`component`), with a Kafka broker (`broker`) and a Spark cluster
+(`cluster`) where the run has them. `feeder` appends the events of compressed months, in a process of its own where
+faults may kill it (`producer`); `witness` keeps asking; `proof` audits the outcome. `demo` runs the system without a
+fault, with a display and a report; `chaos` injects the faults of scenarios. `run_folder` has the working folder.
 """

@@ -113,11 +113,13 @@ class Supervised:
     """A `stateside` command that is restarted after an early end, unless its exit code says that a restart is useless.
 
     The command imports nothing from the current folder. Signals also reach its descendants: Spark's JVM with its Python
-    workers, a server's workers.
+    workers, a server's workers. A `finite` command has ended for good with the exit code 0.
     """
 
-    def __init__(self, name: str, arguments: list[str], log: Path, *, module: str = "stateside") -> None:
-        self.name = name
+    def __init__(
+        self, name: str, arguments: list[str], log: Path, *, module: str = "stateside", finite: bool = False
+    ) -> None:
+        self.name, self._finite = name, finite
         self._command = [sys.executable, "-m", module, *arguments]
         self.log = log
         self.restarts = 0
@@ -129,7 +131,7 @@ class Supervised:
     def supervise(self) -> None:
         """Restart the command if it has ended; PipelineFailed after too many restarts, or at once if it cannot run."""
         returncode = self.child.returncode()
-        if returncode is None:
+        if not self.gone():
             return
         if returncode == EXIT_FINAL:
             raise PipelineFailed(f"The {self.name} cannot run: {self.last_error()}", where=str(self.log))
@@ -142,6 +144,11 @@ class Supervised:
         self.restarts += 1
         self._in_a_row += 1
         self._start()
+
+    def gone(self) -> bool:
+        """Whether the command has ended, and should not have."""
+        code = self.child.returncode()
+        return code is not None and not (self._finite and code == 0)
 
     def kill(self) -> None:
         """End the command by SIGKILL, as a machine's crash would. Only `supervise` restarts it."""

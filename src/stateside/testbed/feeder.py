@@ -1,4 +1,4 @@
-"""The feeder: replays compressed months and appends their events to the journal as they come in."""
+"""The feeder: replays the compressed months of a load, and appends their events to the journal as they come in."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stateside.billing.generator import Arrival, Generator
+from stateside.billing.generator import Arrival, Generator, Shares
 from stateside.billing.generator.rows import CLOCK, NOTE, USAGE_FATES, event_rows
 from stateside.billing.model import clock_tick
 from stateside.core.errors import RequestInvalid
@@ -21,6 +21,25 @@ TICK_S = 0.05
 NUDGE_S = 2.0  # a restarted query needs an event to go on while the feeder waits for it
 COUNTED = (*USAGE_FATES, CLOCK)  # fates that move the watermark
 NUDGE = "nudge/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Events of some customers through compressed months, in `seconds`; the same seed makes the same events."""
+
+    seconds: float = 45.0
+    customers: int = 1_000
+    events_per_period: int = 20
+    periods: int = 3
+    seed: int = 1
+    late_share: float = 0.03
+    duplicate_share: float = 0.01
+    bad_share: float = 0.01
+
+    def generator(self) -> Generator:
+        """The generator of the events and of the expected outcome."""
+        shares = Shares(late=self.late_share, duplicate=self.duplicate_share, bad=self.bad_share)
+        return Generator(self.seed, self.customers, self.events_per_period, self.periods, shares)
 
 
 class Feeder:

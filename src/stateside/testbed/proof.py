@@ -1,4 +1,4 @@
-"""The proof of a demo: its outcome compared with the generator's expectation.
+"""The proof of a run: the outcome audited, and compared with the generator's expectation.
 
 The auditor proves that everything follows from the journal. The proof adds that the sums are the even ones of the
 generator, and that late, duplicate and bad events were treated as such.
@@ -7,21 +7,29 @@ generator, and that late, duplicate and bad events were treated as such.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from stateside.billing.audit import Audit, audit, live_rows, recheck
 from stateside.billing.generator import EVEN_MICROS, ExpectedTotals, Generator
+from stateside.billing.invoicing.documents import dead_letters_table, documents_table
+from stateside.billing.model import VIEW
 from stateside.billing.money import format_micros
+from stateside.core.positions import Position
+from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
+from stateside.testbed.feeder import NUDGE
+from stateside.testbed.system import System
+from stateside.testbed.witness import AnswerLog, running_bill, whole_bill
 
 Account = tuple[str, int]  # customer, end of the period in microseconds
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOutcome:
+class Outcome:
     """The outcome: documents and dead letters from their tables, and open rows from the server."""
 
     amounts: Mapping[Account, int]  # documents and open rows together
@@ -34,7 +42,7 @@ class DemoOutcome:
     sealed_periods: tuple[str, ...]
 
     @classmethod
-    def of(cls, documents: pa.Table, dead_letters: pa.Table, open_rows: Iterable[Mapping[str, Any]]) -> DemoOutcome:
+    def of(cls, documents: pa.Table, dead_letters: pa.Table, open_rows: Iterable[Mapping[str, Any]]) -> Outcome:
         """From the tables, and the view's rows of all customers."""
         amounts: Counter[Account] = Counter()
         charged: Counter[tuple[str, str]] = Counter()
@@ -61,7 +69,7 @@ class DemoOutcome:
 
 
 def differences(
-    generator: Generator, report: ExpectedTotals, outcome: DemoOutcome, counts: Mapping[str, int], nudges: int
+    generator: Generator, report: ExpectedTotals, outcome: Outcome, counts: Mapping[str, int], nudges: int
 ) -> list[str]:
     """The differences from the generator's expectation, a sentence each. `counts` are the auditor's."""
     return [
@@ -73,7 +81,7 @@ def differences(
     ]
 
 
-def _uneven(generator: Generator, outcome: DemoOutcome) -> Iterator[str]:
+def _uneven(generator: Generator, outcome: Outcome) -> Iterator[str]:
     scenario = generator.scenario()
     expected = {
         (f"c{number}", period.end_us)
@@ -87,7 +95,7 @@ def _uneven(generator: Generator, outcome: DemoOutcome) -> Iterator[str]:
             yield f"{customer}, period to {end_us}: billed {format_micros(amount)}, expected {format_micros(wanted)}"
 
 
-def _charged(report: ExpectedTotals, outcome: DemoOutcome) -> Iterator[str]:
+def _charged(report: ExpectedTotals, outcome: Outcome) -> Iterator[str]:
     for total in report.totals:
         found = outcome.charged.get((total.period, total.currency), 0)
         wanted = total.charged_micros if total.closes else 0
@@ -114,3 +122,84 @@ def _counted(report: ExpectedTotals, counts: Mapping[str, int], nudges: int) -> 
     for name, wanted in expected.items():
         if name in counts and counts[name] != wanted:
             yield f"{name}: the generator made {wanted:,}, the audit found {counts[name]:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaProof:
+    """One replica's proof: the auditor's findings, the outcome, and its differences from the expectation."""
+
+    audit: Audit
+    outcome: Outcome
+    differences: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        system: System,
+        replica: int,
+        generator: Generator,
+        nudges: int,
+        tick: Callable[[int], None] = lambda customer: None,
+    ) -> ReplicaProof:
+        """Ask for every bill as of the journal's end, one request each, then audit; with a `tick` before each step."""
+        layout, rows = system.layout, list[Mapping[str, Any]]()
+        several = len(system.urls) > 1  # then no other replica may answer
+        with Client(system.urls[replica], direct=several) as client:
+
+            def ask(customer: str, floor: Position) -> dict[str, Any]:
+                return dict(client.rows(VIEW, customer, min_position=floor).document)
+
+            end = system.journal.end()
+            for number in range(generator.customers):
+                tick(number)
+                rows += ask(f"c{number}", end)["rows"]
+            tick(generator.customers)
+            with system.interrupts.at_once():
+                get = lambda path, floor: client.get(path, min_position=str(floor))  # noqa: E731
+                audited = audit(layout, live_rows(system.replicas[replica]), ask=ask, get=get)
+                outcome = Outcome.of(documents_table(layout).read(), dead_letters_table(layout).read(), rows)
+                off = differences(generator, generator.report(), outcome, audited.counts, nudges)
+        return cls(audited, outcome, off)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemProof:
+    """The proof of a system by all its replicas, its journal, and the answers given meanwhile."""
+
+    audit: Audit  # of the first replica
+    outcome: Outcome
+    differences: tuple[str, ...]
+    answers: int  # given to clients meanwhile, and compared
+    wrong_answers: tuple[str, ...]  # answers that differ from the journal at their own stamp
+    never_journalled: int  # events of the producer missing from the journal
+    journalled_twice: int  # events more often in the journal than the producer made them
+
+    @classmethod
+    def of(cls, system: System, generator: Generator, record: AnswerLog) -> SystemProof:
+        """Judge a system that has come to rest and still serves."""
+        ids = [event.id for event in system.journal.events()]
+        found = [one for one in ids if not one.startswith(NUDGE)]
+        lost, doubled = lost_and_doubled([arrival.event.id for arrival in generator.arrivals()], found)
+        check = lambda _: system.interrupts.check()  # noqa: E731
+        first, *others = (
+            ReplicaProof.of(system, number, generator, len(ids) - len(found), check)
+            for number in range(len(system.replicas))
+        )
+        known = {*first.audit.differences(), *first.differences}
+        more = [
+            f"Of replica {number}: {told}"
+            for number, other in enumerate(others, 2)
+            for told in (*other.audit.differences(), *other.differences)
+            if told not in known
+        ]
+        with system.interrupts.at_once():
+            rows, bills = record.answers(running_bill), record.answers(whole_bill)
+            answers, verdict = recheck(system.layout, system.desk.folder / "recheck", rows, bills)
+        off = (*first.differences, *more)
+        return cls(first.audit, first.outcome, off, answers, verdict.sentences, lost, doubled)
+
+
+def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:
+    """How many of the made ids were not found, and how many were found more often than made."""
+    ours, theirs = Counter(made), Counter(found)
+    return (ours - theirs).total(), (theirs - ours).total()

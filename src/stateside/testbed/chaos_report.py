@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stateside.testbed.chaos.witness import FRESH_MS_MAX
+from stateside.testbed.witness import FRESH_MS_MAX
 
 PROBLEMS_SHOWN = 5
 

@@ -25,12 +25,12 @@ from stateside.core.storage import Storage
 from stateside.leadership import standing
 from stateside.serving.clients import Client
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.testbed.chaos.billing_system import LEASE_S, PROBE_S_MAX, START_S_MAX, System
-from stateside.testbed.chaos.disk import fill
-from stateside.testbed.chaos.load import CLOSED
 from stateside.testbed.cluster import Cluster
 from stateside.testbed.component import Supervised, members
-from stateside.testbed.demo.bill_client import bill_path
+from stateside.testbed.disk import fill
+from stateside.testbed.producer import CLOSED
+from stateside.testbed.system import LEASE_S, PROBE_S_MAX, START_S_MAX, System
+from stateside.testbed.witness import bill_path
 
 Happening = Literal["killed", "paused", "away", "full", "at random"]
 Heal = Callable[[], None]
@@ -124,7 +124,7 @@ def pause_driver(system: System) -> Broken:
     missed = _pause_within_a_sealing(system, old)
     since_s, began, starts = time.monotonic(), system.journal.end(), old.restarts
     system.let_pass(LEASE_S)
-    system.wait("another leader", lambda: system.driver() is not old, START_S_MAX)
+    system.wait("another leader", lambda: system.leader() not in (None, old), START_S_MAX)
     floor = system.journal.end()
     system.wait("a batch of the new leader", lambda: system.answers_cover(floor), START_S_MAX)
 

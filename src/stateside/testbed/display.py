@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -31,7 +31,7 @@ class DisplayState:
     phase: str
     share_done: float
     events: int
-    stamp: dict[str, Any] | None
+    stamp: Mapping[str, Any] | None
     lag_events: int
     open_periods: Sequence[str]
     sealed_periods: Sequence[str]
@@ -110,7 +110,7 @@ def _picture(moment: DisplayState) -> Group:
     return Group(title, bar, facts, _bills(moment.bills))
 
 
-def _age(stamp: dict[str, Any]) -> str:
+def _age(stamp: Mapping[str, Any]) -> str:
     return age_text(stamp["age_ms"]) if stamp else "–"
 
 

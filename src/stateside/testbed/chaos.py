@@ -1,96 +1,30 @@
-"""Scenario runs: the system under load, the faults one after the other, the way back to rest, and the verdict.
+"""Chaos: a system under load, faults one after the other, the way back to rest, and the verdict.
 
-The verdict has the auditor's findings in each replica, and the differences from the generator's expectation.
+A *scenario* (`scenarios`) is a system of some shape and the faults (`faults`) injected into it. A scenario has no
+influence on the verdict: the auditor's laws and the generator's even sums decide (`proof`), as in the demo.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from stateside.billing.audit import Audit, audit, live_rows, recheck
-from stateside.billing.generator import Generator
-from stateside.billing.invoicing.documents import dead_letters_table, documents_table
-from stateside.billing.model import VIEW
-from stateside.core.errors import RequestInvalid, StatesideError
-from stateside.serving.clients import Client
-from stateside.testbed.chaos import disk
-from stateside.testbed.chaos.billing_system import Guarantee, System
-from stateside.testbed.chaos.faults import Fault
-from stateside.testbed.chaos.load import ChaosLoad
-from stateside.testbed.chaos.report import Result
-from stateside.testbed.chaos.scenarios import ChaosScenario
-from stateside.testbed.chaos.witness import AnswerLog, Seen, Witness, running_bill, whole_bill
+from stateside.core.errors import PipelineFailed, RequestInvalid, StatesideError
+from stateside.core.layout import Layout
+from stateside.testbed import disk
+from stateside.testbed.chaos_report import Result
 from stateside.testbed.component import Interrupts
-from stateside.testbed.demo_folder import StageFolder
-from stateside.testbed.feeder import NUDGE
-from stateside.testbed.proof import DemoOutcome, differences
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The auditor's findings, and the differences from the generator's expectation."""
-
-    audit: Audit  # of the first replica
-    outcome: DemoOutcome
-    differences: tuple[str, ...]
-    answers: int  # given to clients meanwhile, and compared
-    wrong_answers: tuple[str, ...]  # answers that differ from the journal at their own stamp
-    never_journalled: int  # events of the producer missing from the journal
-    journalled_twice: int  # events more often in the journal than the producer made them
-
-    @classmethod
-    def of(cls, system: System, load: ChaosLoad, record: AnswerLog) -> Judged:
-        """Judge a system that has come to rest and still serves, by each of its replicas."""
-        generator, ids = load.generator(), [event.id for event in system.journal.events()]
-        found = [one for one in ids if not one.startswith(NUDGE)]
-        lost, doubled = lost_and_doubled([arrival.event.id for arrival in generator.arrivals()], found)
-        nudges = len(ids) - len(found)
-        judged = [_judge(system, number, generator, nudges) for number in range(len(system.replicas))]
-        (audited, outcome, off), others = judged[0], judged[1:]
-        known = {*audited.differences(), *off}
-        more = [
-            f"Of replica {number}: {told}"
-            for number, (other, _, apart) in enumerate(others, 2)
-            for told in (*other.differences(), *apart)
-            if told not in known
-        ]
-        rows, bills = record.answers(running_bill), record.answers(whole_bill)
-        answers, verdict = recheck(system.layout, system.desk.folder / "recheck", rows, bills)
-        return cls(audited, outcome, (*off, *more), answers, verdict.sentences, lost, doubled)
-
-
-def lost_and_doubled(made: Iterable[str], found: Iterable[str]) -> tuple[int, int]:
-    """How many of the made ids were not found, and how many were found more often than made."""
-    ours, theirs = Counter(made), Counter(found)
-    return (ours - theirs).total(), (theirs - ours).total()
-
-
-def _judge(system: System, number: int, generator: Generator, nudges: int) -> tuple[Audit, DemoOutcome, list[str]]:
-    """Judge one replica: the auditor's findings, the outcome, and the differences from the generator's expectation."""
-    layout, report = system.layout, generator.report()
-    with Client(system.urls[number], direct=True) as client:
-
-        def ask(customer: str, floor: Any) -> dict[str, Any]:
-            return dict(client.rows(VIEW, customer, min_position=floor).document)
-
-        end = system.journal.end()
-        audited = audit(
-            layout,
-            live_rows(system.replicas[number]),
-            ask=ask,
-            get=lambda path, floor: client.get(path, min_position=str(floor)),
-        )
-        rows = [row for customer in range(generator.customers) for row in ask(f"c{customer}", end)["rows"]]
-    outcome = DemoOutcome.of(documents_table(layout).read(), dead_letters_table(layout).read(), rows)
-    return audited, outcome, differences(generator, report, outcome, audited.counts, nudges)
-
+from stateside.testbed.faults import Fault
+from stateside.testbed.producer import ProducerLoad
+from stateside.testbed.proof import SystemProof
+from stateside.testbed.run_folder import StageFolder
+from stateside.testbed.scenarios import ChaosScenario
+from stateside.testbed.system import START_S_MAX, Guarantee, System
+from stateside.testbed.witness import AnswerLog, Seen, Witness, running_bill, whole_bill
 
 LEAD_S = 3.0  # time without a fault before each one
 RECOVERY_S_MAX = 180.0
@@ -174,8 +108,9 @@ class ScenarioRun:
         self._folder.mkdir(parents=True)
         self._tell("starting the system")
         with self._system() as system:
+            system.start()
             load = self._load(system)
-            system.await_driver()
+            system.wait("a running query", lambda: _runs_undisturbed(system), START_S_MAX)
             system.start_writer(load)
             record = AnswerLog(self._folder / "answers.jsonl")
             witness = self._witness(system, record)
@@ -186,26 +121,31 @@ class ScenarioRun:
             finally:
                 witness.stop()
             self._tell("auditing")
-            with self._interrupts.at_once():
-                judged = Judged.of(system, load, record)
+            proof = SystemProof.of(system, load.generator(), record)
             spans = [(each.began_s, each.ended_s) for each in suffered]
             fails_view = any(each.fault.fails_view for each in suffered)
             unexplained = system.unexplained(witness.seen.unreached, spans, fails_view=fails_view)
-        return self._result(judged, witness.seen, suffered, unexplained)
+        return self._result(proof, witness.seen, suffered, unexplained)
 
     def _system(self) -> System:
         return System(
             self._scenario.shape,
             self._folder,
+            Layout(self._folder / "application"),
+            self._interrupts,
             guarantee=self._settings.guarantee,
-            interrupts=self._interrupts,
             tell=self._tell,
         )
 
-    def _load(self, system: System) -> ChaosLoad:
+    def _load(self, system: System) -> ProducerLoad:
         settings = self._settings
-        seconds = settings.seconds * len(self._scenario.faults)
-        load = ChaosLoad(str(system.layout.root), system.urls, seconds, settings.customers, settings.seed)
+        load = ProducerLoad(
+            folder=str(system.layout.root),
+            urls=system.urls,
+            seconds=settings.seconds * len(self._scenario.faults),
+            customers=settings.customers,
+            seed=settings.seed,
+        )
         if settings.guarantee == "exactly-once":
             return load
         return replace(load, late_share=0.0, duplicate_share=0.0)  # a note corrects one invoice; the control makes two
@@ -257,33 +197,35 @@ class ScenarioRun:
         end, watermark_us = system.journal.end(), system.desk.watermark_us()
         system.wait("an end in every replica", lambda: system.answers_cover(end, watermark_us), DRAIN_S_MAX)
 
-    def _result(self, judged: Judged, seen: Seen, suffered: Sequence[Suffered], unexplained: Sequence[str]) -> Result:
-        scenario, found = self._scenario, judged.audit.balance
+    def _result(
+        self, proof: SystemProof, seen: Seen, suffered: Sequence[Suffered], unexplained: Sequence[str]
+    ) -> Result:
+        scenario, found = self._scenario, proof.audit.balance
         return Result(
             scenario=scenario.name,
             part=scenario.part,
             happening=scenario.happening,
             seconds=round(time.monotonic() - self._began_s, 1),
-            events=judged.audit.counts["events"],
+            events=proof.audit.counts["events"],
             events_meanwhile=sum(each.appended for each in suffered),
-            events_lost=found.events_lost + judged.never_journalled,
-            events_doubled=found.events_doubled + judged.journalled_twice,
-            invoices=judged.outcome.invoices,
+            events_lost=found.events_lost + proof.never_journalled,
+            events_doubled=found.events_doubled + proof.journalled_twice,
+            invoices=proof.outcome.invoices,
             invoices_missing=found.invoices_missing,
             invoices_doubled=found.invoices_doubled,
-            sums_off=len(judged.differences),
+            sums_off=len(proof.differences),
             requests_answered=seen.answered,
             requests_failed=seen.failed,
-            answers_compared=judged.answers,
-            answers_wrong=len(judged.wrong_answers),
+            answers_compared=proof.answers,
+            answers_wrong=len(proof.wrong_answers),
             no_answer_s=round(seen.no_answer_s, 2),
             no_fresh_answer_s=round(seen.no_fresh_answer_s, 2),
             recovery_s=round(max(each.recovery_s for each in suffered), 1),
             faults=tuple(each.name for each in suffered),
             problems=(
-                *judged.audit.differences(),
-                *judged.differences,
-                *judged.wrong_answers,
+                *proof.audit.differences(),
+                *proof.differences,
+                *proof.wrong_answers,
                 *_failed(seen),
                 *_idle(suffered),
                 *(each.missed for each in suffered if each.missed),
@@ -294,6 +236,17 @@ class ScenarioRun:
     def _tell(self, what: str) -> None:
         passed_s = time.monotonic() - self._began_s
         self._console.print(f"{self._scenario.name}: {passed_s:5.1f} s: {what}", highlight=False, soft_wrap=True)
+
+
+def _runs_undisturbed(system: System) -> bool:
+    """Whether Spark runs the view; PipelineFailed if a part ended before."""
+    ended = [part for part in system.parts.values() if part.restarts]
+    if ended:
+        raise PipelineFailed(
+            f"The {ended[0].name} ended before anything was done to it: {ended[0].last_error()}",
+            where=str(ended[0].log),
+        )
+    return system.query_runs()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from stateside.billing.audit import Audit
 from stateside.billing.generator import EVEN_MICROS, ExpectedTotals
 from stateside.billing.money import format_micros
 from stateside.core.clock import age_text
-from stateside.testbed.demo.bill_client import Sample
-from stateside.testbed.proof import DemoOutcome
+from stateside.testbed.proof import ReplicaProof
+from stateside.testbed.witness import Seen
 
 DIFFERENCES_SHOWN = 10
 
@@ -29,74 +28,70 @@ class DemoReport:
     seconds: float
     customers: int
     expected: ExpectedTotals
-    outcome: DemoOutcome
-    differences: Sequence[str]  # between these two
-    audit: Audit
-    latencies_ms: Sample
-    ages_ms: Sample
-    requests_failed: int
-    failures: Sequence[str]
+    proof: ReplicaProof
+    seen: Seen
     pipeline_restarts: int
     cluster_restarts: int
 
     @property
     def problems(self) -> list[str]:
         """Everything that is wrong, a sentence each."""
-        found = [*self.audit.differences(), *self.differences]
-        if self.requests_failed or not self.latencies_ms.count:
-            found.append(f"{self.requests_failed} requests failed: {'; '.join(self.failures) or 'none was answered'}")
+        found = [*self.proof.audit.differences(), *self.proof.differences]
+        if self.seen.failed or not self.seen.latencies_ms.count:
+            found.append(f"{self.seen.failed} requests failed: {'; '.join(self.seen.failures) or 'none was answered'}")
         return found
 
     @property
     def ok(self) -> bool:
-        return self.audit.ok and not self.problems
+        return self.proof.audit.ok and not self.problems
 
     def as_dict(self) -> dict[str, Any]:
+        outcome = self.proof.outcome
         return {
             "ok": self.ok,
             "problems": self.problems[:DIFFERENCES_SHOWN],
             "seconds": round(self.seconds, 1),
             "customers": self.customers,
-            "events": self.audit.counts,
+            "events": self.proof.audit.counts,
             "expected": self.expected.as_dict(),
             "documents": {
-                "invoices": self.outcome.invoices,
-                "late_invoices": self.outcome.late_invoices,
-                "notes": self.outcome.notes,
-                "periods": list(self.outcome.sealed_periods),
-                "corrected": len(self.outcome.corrected),
+                "invoices": outcome.invoices,
+                "late_invoices": outcome.late_invoices,
+                "notes": outcome.notes,
+                "periods": list(outcome.sealed_periods),
+                "corrected": len(outcome.corrected),
             },
-            "dead_letters": dict(self.outcome.dead_letters),
+            "dead_letters": dict(outcome.dead_letters),
             "sums": {
-                "accounts": len(self.outcome.amounts),
+                "accounts": len(outcome.amounts),
                 "even_micros": EVEN_MICROS,
-                "found_micros": sum(self.outcome.amounts.values()),
-                "off": len(self.differences),
+                "found_micros": sum(outcome.amounts.values()),
+                "off": len(self.proof.differences),
             },
-            "laws": {verdict.law: verdict.broken for verdict in self.audit.verdicts},
-            "requests": {"answered": self.latencies_ms.count, "failed": self.requests_failed},
-            "latency_ms": self.latencies_ms.quantiles(),
-            "age_ms": self.ages_ms.quantiles(),
+            "laws": {verdict.law: verdict.broken for verdict in self.proof.audit.verdicts},
+            "requests": {"answered": self.seen.latencies_ms.count, "failed": self.seen.failed},
+            "latency_ms": self.seen.latencies_ms.quantiles(),
+            "age_ms": self.seen.ages_ms.quantiles(),
             "pipeline": {"restarts": self.pipeline_restarts},
             "cluster": {"restarts": self.cluster_restarts},
         }
 
     def lines(self) -> list[str]:
-        d = self.as_dict()
-        counts, latency, age = self.audit.counts, d["latency_ms"], d["age_ms"]
+        d, outcome, audit = self.as_dict(), self.proof.outcome, self.proof.audit
+        counts, latency, age = audit.counts, d["latency_ms"], d["age_ms"]
         parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if name != "events")
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.outcome.dead_letters.items()))
-        broken = [verdict.text for verdict in self.audit.verdicts if verdict.broken]
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dead_letters.items()))
+        broken = [verdict.text for verdict in audit.verdicts if verdict.broken]
         return [
             f"events     {counts['events']:,} journalled = {parts}",
-            f"documents  {self.outcome.invoices:,} invoices for the periods {', '.join(self.outcome.sealed_periods)}, "
-            f"{self.outcome.late_invoices:,} of them for late events alone; {self.outcome.notes:,} notes",
+            f"documents  {outcome.invoices:,} invoices for the periods {', '.join(outcome.sealed_periods)}, "
+            f"{outcome.late_invoices:,} of them for late events alone; {outcome.notes:,} notes",
             f"late       {self.expected.events.get('note', 0):,} events came too late, for {len(self.expected.late):,} "
-            f"customers' periods; {len(self.outcome.corrected):,} were corrected",
+            f"customers' periods; {len(outcome.corrected):,} were corrected",
             f"dead       {reasons or 'none'}",
-            f"sums       {len(self.outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
-            f"documents and open bills together; {len(self.differences)} differences to what the generator made",
-            f"audit      {len(self.audit.verdicts)} laws, {len(broken)} of them broken",
+            f"sums       {len(outcome.amounts):,} customers' periods of {format_micros(EVEN_MICROS)} each, "
+            f"documents and open bills together; {len(self.proof.differences)} differences to what the generator made",
+            f"audit      {len(audit.verdicts)} laws, {len(broken)} of them broken",
             *(f"broken     {text}" for text in broken),
             f"requests   {d['requests']['answered']:,} answered, {d['requests']['failed']} failed; "
             f"latency p50 {age_text(latency['p50'])}, p99 {age_text(latency['p99'])}",

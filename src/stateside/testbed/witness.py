@@ -1,8 +1,8 @@
-"""The witness: a client that keeps asking during faults, and records every answer and every server's failures.
+"""The witness: a client that keeps asking, and records answers, their latencies and ages, and every server's failures.
 
-The witness asks in turn through the failover client, like an application, and each server directly. Every single
-attempt counts: a failure hidden by a retry at another server is still a failure. `scenario_run` compares the recorded
-answers with the journal, each at its own stamp.
+The witness asks in turn through the failover client, like an application, and each server directly; a single server
+only directly. Every single attempt counts: a failure hidden by a retry at another server is still a failure. `proof`
+compares the recorded answers with the journal, each at its own stamp.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import random
 import threading
 import time
+from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
@@ -22,14 +23,39 @@ from stateside.core.errors import StatesideError
 from stateside.serving.clients import Client
 from stateside.serving.clients.steps import NoReply, Reply, Send
 from stateside.serving.clients.transport import error_of
-from stateside.testbed.demo.bill_client import FAILURES_KEPT, bill_path
 
 PAUSE_S = 0.02
+FAILURES_KEPT = 5
+SAMPLE_MAX = 100_000  # half an hour of answers; beyond that, a uniform sample
 DEADLINE_S = 5.0  # a request without an answer by then has failed
 FRESH_MS_MAX = 5_000  # a fresh answer is no older
 
 Document = Mapping[str, Any]
 Ask = Callable[[Client, str], Document]  # asks for a customer; returns the stamped answer
+
+
+class Sample:
+    """A bounded uniform sample of values (reservoir sampling), with the count and maximum of all values."""
+
+    def __init__(self, kept_max: int = SAMPLE_MAX) -> None:
+        self.count = 0
+        self._kept, self._kept_max = array("d"), kept_max
+        self._largest = 0.0
+        self._random = random.Random(0)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self._largest = max(self._largest, value)
+        if len(self._kept) < self._kept_max:
+            self._kept.append(value)
+        elif (place := self._random.randrange(self.count)) < self._kept_max:
+            self._kept[place] = value
+
+    def quantiles(self) -> dict[str, float]:
+        """The median, the 99th percentile, and the maximum."""
+        ordered = sorted(self._kept) or [0]
+        found = {"p50": ordered[len(ordered) // 2], "p99": ordered[len(ordered) * 99 // 100], "max": self._largest}
+        return {name: round(value, 2) for name, value in found.items()}
 
 
 class LongestSilence:
@@ -57,7 +83,8 @@ class Seen:
     """
 
     def __init__(self, began_s: float) -> None:
-        self.answered = 0
+        self.latencies_ms, self.ages_ms = Sample(), Sample()
+        self.stamp: Document | None = None  # of the last answer
         self.failed = 0
         self.failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self.server_errors: Counter[str] = Counter()
@@ -65,9 +92,14 @@ class Seen:
         self._any, self._fresh = LongestSilence(began_s), LongestSilence(began_s)
         self._ended_s = began_s
 
-    def note_answer(self, now_s: float, age_ms: int) -> None:
+    @property
+    def answered(self) -> int:
+        return self.ages_ms.count
+
+    def note_answer(self, now_s: float, age_ms: int, latency_ms: float = 0.0) -> None:
         """Record an answer of this age."""
-        self.answered += 1
+        self.ages_ms.add(age_ms)
+        self.latencies_ms.add(latency_ms)
         self._any.broken(now_s)
         if age_ms <= FRESH_MS_MAX:
             self._fresh.broken(now_s)
@@ -103,6 +135,10 @@ class Seen:
     def no_fresh_answer_s(self) -> float:
         """The longest time without a fresh answer."""
         return self._fresh.longest_s(self._ended_s)
+
+
+def bill_path(customer: str) -> str:
+    return f"/v1/customers/{customer}/bill"
 
 
 def running_bill(client: Client, customer: str) -> Document:
@@ -151,17 +187,31 @@ class Listening(Client):
 
 
 class Witness:
-    """Asks for the bills of random customers, in a thread."""
+    """Asks for the bills of random customers, in a thread until stopped.
+
+    Any result other than a stamped answer is a failed request: an error, no answer, no JSON, no stamp.
+    """
 
     def __init__(
-        self, urls: Sequence[str], customers: int, seed: int, questions: Sequence[Ask], record: AnswerLog
+        self,
+        urls: Sequence[str],
+        customers: int,
+        seed: int,
+        questions: Sequence[Ask],
+        record: AnswerLog | None = None,
+        *,
+        deadline_s: float = DEADLINE_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
-        self._client = Listening(urls, self._note_attempt, deadline_s=DEADLINE_S)
-        self._single = {url: Listening(url, self._note_attempt, direct=True, deadline_s=DEADLINE_S) for url in urls}
-        self._customers, self._questions, self._record = customers, questions, record
+        one = len(urls) == 1
+        self._client = Listening(urls, self._note_attempt, direct=one, deadline_s=deadline_s)
+        others = () if one else urls
+        self._single = {url: Listening(url, self._note_attempt, direct=True, deadline_s=deadline_s) for url in others}
+        self._customers, self._questions, self._record, self._pause_s = customers, questions, record, pause_s
         self._random = random.Random(seed)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
+        self.seen = Seen(time.monotonic())
 
     def start(self) -> None:
         """Begin to ask and to count."""
@@ -172,13 +222,14 @@ class Witness:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._record.close()
+        if self._record:
+            self._record.close()
         for client in (self._client, *self._single.values()):
             client.close()
 
     def _run(self) -> None:
         turns = cycle([None, *self._single])
-        while not self._stop.wait(PAUSE_S):
+        while not self._stop.wait(self._pause_s):
             question, customer = self._random.choice(self._questions), f"c{self._random.randrange(self._customers)}"
             url = next(turns)
             if url is None:
@@ -187,12 +238,14 @@ class Witness:
                 self._ask_one(url, question, customer)
 
     def _ask(self, question: Ask, customer: str) -> None:
+        began_s = time.monotonic()
         try:
             age_ms = self._answered(self._client, question, customer)
         except Exception as error:  # any error: the request was not answered as promised
             self.seen.note_failure(time.monotonic(), _told(error))
         else:
-            self.seen.note_answer(time.monotonic(), age_ms)
+            now_s = time.monotonic()
+            self.seen.note_answer(now_s, age_ms, (now_s - began_s) * 1_000)
 
     def _ask_one(self, url: str, question: Ask, customer: str) -> None:
         before = self.seen.attempts_failed()
@@ -209,7 +262,9 @@ class Witness:
         """Ask, record the answer, and return its age."""
         document = question(client, customer)
         age_ms = int(document["stamp"]["age_ms"])
-        self._record.add(question, customer, document)
+        self.seen.stamp = document["stamp"]
+        if self._record:
+            self._record.add(question, customer, document)
         return age_ms
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from stateside.core.errors import RequestInvalid
-from stateside.testbed.chaos import faults
-from stateside.testbed.chaos.billing_system import Guarantee, SystemShape
-from stateside.testbed.chaos.faults import AWAY_S, Fault, Happening
+from stateside.testbed import faults
+from stateside.testbed.faults import AWAY_S, Fault, Happening
+from stateside.testbed.system import Guarantee, SystemShape
 
 AT_RANDOM = "at-random"
 RANDOM_FAULTS = 4
@@ -68,7 +68,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         scenario_of("driver-killed", _FILES, DRIVER_KILLED),
-        scenario_of("driver-paused", SystemShape(standby=True), DRIVER_PAUSED),
+        scenario_of("driver-paused", SystemShape(drivers=("driver-1", "driver-2")), DRIVER_PAUSED),
         scenario_of("worker-killed", _CLUSTER, WORKER_KILLED),
         scenario_of("both-workers-killed", _CLUSTER, BOTH_WORKERS_KILLED),
         scenario_of("master-killed", _CLUSTER, MASTER_KILLED),

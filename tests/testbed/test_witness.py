@@ -1,4 +1,4 @@
-"""The asker: counts every request, whatever the server does to it."""
+"""The witness of one server counts every request, whatever the server does to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from stateside.core.positions import Position
-from stateside.testbed.demo.bill_client import BillClient
+from stateside.testbed.system import covering_stamp
+from stateside.testbed.witness import Seen, Witness, whole_bill
 
 WAIT_S_MAX = 90.0
 STAMPED = b'{"stamp": {"batch": 1, "position": "0:1", "age_ms": 7}, "periods": []}'
@@ -43,13 +44,13 @@ def a_server_that_says(body: bytes, status: int = 200) -> Iterator[str]:
 
 
 @contextmanager
-def asking(url: str) -> Iterator[BillClient]:
-    asker = BillClient(url, customers=3, seed=1)
-    asker.start()
+def asking(url: str) -> Iterator[Seen]:
+    witness = Witness([url], 3, 1, [whole_bill])
+    witness.start()
     try:
-        yield asker
+        yield witness.seen
     finally:
-        asker.stop()
+        witness.stop()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -60,12 +61,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_stamped_answers_are_counted_with_latency_and_age() -> None:
-    with a_server_that_says(STAMPED) as url, asking(url) as asker:
-        wait_for(lambda: asker.ages_ms.count >= 3)
-    assert asker.failed == 0
-    assert asker.ages_ms.quantiles() == {"p50": 7, "p99": 7, "max": 7}
-    assert asker.latencies_ms.count == asker.ages_ms.count
-    assert asker.stamp is not None and asker.stamp["batch"] == 1
+    with a_server_that_says(STAMPED) as url, asking(url) as seen:
+        wait_for(lambda: seen.ages_ms.count >= 3)
+    assert seen.failed == 0
+    assert seen.ages_ms.quantiles() == {"p50": 7, "p99": 7, "max": 7}
+    assert seen.latencies_ms.count == seen.ages_ms.count
+    assert seen.stamp is not None and seen.stamp["batch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -82,22 +83,22 @@ def test_stamped_answers_are_counted_with_latency_and_age() -> None:
     ],
 )
 def test_whatever_is_no_stamped_answer_is_a_failed_request_and_the_next_one_is_asked(body: bytes, status: int) -> None:
-    with a_server_that_says(body, status) as url, asking(url) as asker:
-        wait_for(lambda: asker.failed >= 3)
-    assert asker.latencies_ms.count == asker.ages_ms.count == 0
-    assert asker.stamp is None
-    assert asker.failures[0]
+    with a_server_that_says(body, status) as url, asking(url) as seen:
+        wait_for(lambda: seen.failed >= 3)
+    assert seen.latencies_ms.count == seen.ages_ms.count == 0
+    assert seen.stamp is None
+    assert seen.failures[0]
 
 
 def test_a_server_that_is_gone_is_a_failed_request_too() -> None:
     with a_server_that_says(STAMPED) as url:
         pass
-    with asking(url) as asker:
-        wait_for(lambda: asker.failed >= 3)
-    assert asker.latencies_ms.count == 0
+    with asking(url) as seen:
+        wait_for(lambda: seen.failed >= 3)
+    assert seen.latencies_ms.count == 0
 
 
 @pytest.mark.parametrize("body", [b"no JSON", b"{}"])
 def test_what_is_no_stamped_answer_does_not_make_it_ready(body: bytes) -> None:
     with a_server_that_says(body) as url:
-        assert not BillClient(url, customers=3, seed=1).wait_until_ready(Position.parse("0:1"), 0.3)
+        assert covering_stamp(url, Position.parse("0:1")) is None
