@@ -52,6 +52,11 @@ class KeyColumn:
     expression: str
     whole: StateColumn | None = None
 
+    @classmethod
+    def of_state(cls, name: str, index: int, column: Column) -> KeyColumn:
+        """A column of the state's key, shown as it is."""
+        return cls(name, column.type, StateColumn(index, column.name, column.type), column.name)
+
     @property
     def asked_type(self) -> str:
         """The type of the column in the replica's key and in readers' queries."""
@@ -72,6 +77,11 @@ class ViewColumn:
     buffers: tuple[StateColumn, ...]
     expression: str
     null_on_overflow: bool = False
+
+    @classmethod
+    def of_state(cls, name: str, index: int, column: Column) -> ViewColumn:
+        """A column of the state's value, shown as it is."""
+        return cls(name, column.type, "value", (StateColumn(index, column.name, column.type),), column.name)
 
     def as_document(self) -> dict[str, Any]:
         """As in files and answers, where the aggregate is called the finaliser."""

@@ -241,17 +241,15 @@ def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
     """Key columns identical to the columns of the state's key."""
     names = apart(column.name for column in columns)
     return [
-        KeyColumn(name, column.type, StateColumn(index, column.name, column.type), column.name)
-        for index, (name, column) in enumerate(zip(names, columns, strict=True))
+        KeyColumn.of_state(name, index, column) for index, (name, column) in enumerate(zip(names, columns, strict=True))
     ]
 
 
 def _buffers(columns: Sequence[Column], begin: int, key: Sequence[KeyColumn]) -> list[ViewColumn]:
     """The value row's columns from `begin` on, raw, without columns of type void."""
-    stored = [StateColumn(index, column.name, column.type) for index, column in enumerate(columns) if index >= begin]
-    stored = [each for each in stored if each.type not in _NOTHING]
-    names = apart((each.name for each in stored), taken=[column.name for column in key])
-    return [ViewColumn(name, each.type, "value", (each,), each.name) for name, each in zip(names, stored, strict=True)]
+    stored = [each for each in list(enumerate(columns))[begin:] if each[1].type not in _NOTHING]
+    names = apart((column.name for _, column in stored), taken=[column.name for column in key])
+    return [ViewColumn.of_state(name, *each) for name, each in zip(names, stored, strict=True)]
 
 
 def _begins(columns: Sequence[Column], first: Sequence[Column]) -> bool:

@@ -47,7 +47,7 @@ from stateside.spark_state.batch_log import Checkpoint, Commit
 from stateside.spark_state.column_families import read_families
 from stateside.spark_state.schema import Column, StateSchema, columns_of, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder, Value
-from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
+from stateside.views.catalogue import Catalogue, KeyColumn, ViewColumn
 from stateside.views.column_types import apart, unkeyable, unserved
 
 OPERATORS = ("flatMapGroupsWithState", "applyInPandasWithState")
@@ -61,12 +61,9 @@ def views_of_groups(checkpoint: Checkpoint, operator: int) -> list[Catalogue]:
     for place, column in enumerate((*schema.key, *schema.value)):
         _check_group(column, (unkeyable if place < len(schema.key) else unserved)(column.type))
     names = apart([column.name for column in (*schema.key, *schema.value)])
-    key = tuple(
-        KeyColumn(column.name, column.type, StateColumn(place, column.name, column.type), column.name)
-        for place, column in enumerate(schema.key)
-    )
+    key = tuple(KeyColumn.of_state(column.name, place, column) for place, column in enumerate(schema.key))
     columns = tuple(
-        ViewColumn(name, column.type, "value", (StateColumn(place, column.name, column.type),), column.name)
+        ViewColumn.of_state(name, place, column)
         for place, (name, column) in enumerate(zip(names[len(key) :], schema.value, strict=True))
     )
     return [Catalogue("", "groups", operator, key, columns, kind="groups")]
@@ -196,11 +193,11 @@ def _view(storage: Storage, operator: int, side: str) -> Catalogue:
         _check_side(side, column, unserved(column.type))
     names = apart([column.name for column in (*schema.key, *schema.value)])
     key = tuple(
-        KeyColumn(name, column.type, StateColumn(place, column.name, column.type), column.name)
+        KeyColumn.of_state(name, place, column)
         for place, (name, column) in enumerate(zip(names, schema.key, strict=False))
     )
     columns = tuple(
-        ViewColumn(name, column.type, "value", (StateColumn(place, column.name, column.type),), column.name)
+        ViewColumn.of_state(name, place, column)
         for place, (name, column) in enumerate(zip(names[len(key) :], schema.value, strict=True))
     )
     return Catalogue("", side, operator, key, columns, kind="join", store=store, family=family)

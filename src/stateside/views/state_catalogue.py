@@ -20,10 +20,10 @@ from stateside.core.errors import ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.avro_row import encoding_of
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.spark_state.schema import Column, StateSchema, read_schema
+from stateside.spark_state.schema import StateSchema, read_schema
 from stateside.spark_state.state_variables import VALUE_STATE, StateVariable, ValueDecoder, read_variables
 from stateside.spark_state.unsafe_row import RowDecoder, Value
-from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
+from stateside.views.catalogue import Catalogue, KeyColumn, ViewColumn
 from stateside.views.column_types import apart, unkeyable, unserved
 from stateside.views.other_state import GroupDecoder, group_schema, join_schema
 
@@ -53,8 +53,8 @@ def completed(catalogue: Catalogue, storage: Storage) -> Catalogue:
     others = (*variable.entry, *variable.columns)
     names = apart([column.name for column in (*variable.grouping, *others)])[shift:]
     named, middle = list(zip(names, others, strict=True)), len(variable.entry)
-    entry = tuple(_key_column(name, column, index) for index, (name, column) in enumerate(named[:middle], shift))
-    columns = tuple(_view_column(name, column, index) for index, (name, column) in enumerate(named[middle:]))
+    entry = tuple(KeyColumn.of_state(name, index, column) for index, (name, column) in enumerate(named[:middle], shift))
+    columns = tuple(ViewColumn.of_state(name, index, column) for index, (name, column) in enumerate(named[middle:]))
     return replace(catalogue, key=grouping + entry, columns=columns)
 
 
@@ -109,7 +109,7 @@ def views_of_variables(checkpoint: Checkpoint, operator: int) -> list[Catalogue]
             "",
             name,
             operator,
-            tuple(_key_column(column.name, column, index) for index, column in enumerate(variable.grouping)),
+            tuple(KeyColumn.of_state(column.name, index, column) for index, column in enumerate(variable.grouping)),
             (),
             kind="state-variable",
             family=name,
@@ -142,14 +142,6 @@ def _check_columns(catalogue: Catalogue, variable: StateVariable) -> None:
                 "cannot be served",
                 instead,
             )
-
-
-def _key_column(name: str, column: Column, index: int) -> KeyColumn:
-    return KeyColumn(name, column.type, StateColumn(index, column.name, column.type), column.name)
-
-
-def _view_column(name: str, column: Column, index: int) -> ViewColumn:
-    return ViewColumn(name, column.type, "value", (StateColumn(index, column.name, column.type),), column.name)
 
 
 def _refused(catalogue: Catalogue, reason: str, next_step: str) -> ViewInvalid:
