@@ -80,7 +80,7 @@ class FunctionTable:
             return cls({tuple(entry.pop("key")): _parse(entry) for entry in content["entries"]})
         except FileNotFoundError:
             return cls({})
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
             raise CheckpointInvalid(
                 f"The functions of the view cannot be read: {error}",
                 where=str(path),
@@ -118,17 +118,18 @@ def extend_functions(path: Path, entries: Mapping[Key, ColumnFunction]) -> Funct
 
 
 @cache
-def provided_functions() -> Mapping[str, type[ColumnFunction]]:
-    """The functions of all installed packages, by name."""
-    return {point.name: point.load() for point in entry_points(group=GROUP)}
+def provided_function(name: str) -> type[ColumnFunction]:
+    """The function of this name in the installed packages; ValueError if there is none."""
+    points = entry_points(group=GROUP)
+    if name not in points.names:
+        raise ValueError(f"no installed package provides the function {name!r}, only {', '.join(sorted(points.names))}")
+    function: type[ColumnFunction] = points[name].load()
+    return function
 
 
 def _parse(entry: Mapping[str, Any]) -> ColumnFunction:
     ((name, definition),) = entry.items()
-    functions = provided_functions()
-    if name not in functions:
-        raise ValueError(f"no installed package provides the function {name!r}, only {', '.join(functions) or 'none'}")
-    return functions[name].parse(definition)
+    return provided_function(name).parse(definition)
 
 
 def _document(function: ColumnFunction) -> dict[str, Any]:
