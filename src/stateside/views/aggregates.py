@@ -158,6 +158,10 @@ class Aggregate:
 class _Additive(Aggregate):
     """An aggregate with a tally: parts are integers, added for rows that come and subtracted for rows that leave."""
 
+    def __init__(self, column: ViewColumn) -> None:
+        super().__init__(column)
+        self._scale = self.buffer_type.scale if isinstance(self.buffer_type, Decimal) else None
+
     def merge(self, one: Partial, other: Partial) -> Partial:
         return list(map(operator.add, one, other))
 
@@ -177,10 +181,6 @@ class _Additive(Aggregate):
                 " or with try_sum",
             )
         return number
-
-    def _unscaled(self, number: Any) -> int:
-        """A buffer's number as an integer."""
-        return int(number.scaleb(self.buffer_type.scale, _EXACT)) if isinstance(self.buffer_type, Decimal) else number
 
     def _scaled(self, unscaled: int) -> Value:
         """The buffer's number; null if too large for the buffer."""
@@ -255,7 +255,9 @@ class TrySum(_Additive):
         total = row[self._first]
         if row[self._second]:
             return 0, 0, 0
-        return (0, 1, 1) if total is None else (self._unscaled(total), 1, 0)
+        if total is None:
+            return 0, 1, 1
+        return (total if self._scale is None else int(total.scaleb(self._scale, _EXACT))), 1, 0
 
     def _buffers(self, tally: Tally) -> Partial:
         total, full, too_large = tally
@@ -330,7 +332,7 @@ class DecimalAverage(_Additive):
 
     def partial(self, row: Sequence[Any]) -> Tally:
         total, count = row[self._first], row[self._second]
-        return (0, count, 1) if total is None else (self._unscaled(total), count, 0)
+        return (0, count, 1) if total is None else (int(total.scaleb(self._scale, _EXACT)), count, 0)
 
     def _buffers(self, tally: Tally) -> Partial:
         total, count, too_large = tally
