@@ -9,6 +9,7 @@ PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11 python3.
 NO_PYTHON = No Python 3.11 or newer is on the PATH: install one (Debian, Ubuntu: apt install python3 python3-venv)
 VENV := .venv/bin
 STAMP := .venv/.stamp
+TOOLS := .venv/.tools
 BROWSER := .venv/.browser
 PROXY := .venv/.proxy
 ARGS =
@@ -21,7 +22,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
 
-setup: $(STAMP) ## install all that is needed into .venv (40 s the first time, nothing the second; again: make -B setup)
+setup: $(TOOLS) ## install all that is needed into .venv, test tools too (40 s the first time; again: make -B setup)
 
 demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 	$(VENV)/stateside demo $(ARGS)
@@ -31,17 +32,17 @@ chaos: $(STAMP) ## break the whole system in every way, and write docs/crash-mat
 	$(VENV)/stateside chaos --all --json .cache/chaos.json $(ARGS)
 	$(VENV)/python tools/crash_matrix.py .cache/chaos.json
 
-test: $(STAMP) $(BROWSER) $(PROXY) lint ## lint, then run all tests; pytest's options in ARGS="..."
+test: $(TOOLS) $(BROWSER) $(PROXY) lint ## lint, then run all tests; pytest's options in ARGS="..."
 	$(VENV)/python tools/test.py $(ARGS)
 
 test-fast: export STATESIDE_TEST_FAST = 1
-test-fast: $(STAMP) ## run the tests that need neither Spark nor whole processes nor the network, with fewer examples
+test-fast: $(TOOLS) ## run the tests that need neither Spark nor whole processes nor the network, with fewer examples
 	$(VENV)/python tools/test.py -m "not spark and not e2e and not network and not browser" $(ARGS)
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests
 
-lint: $(STAMP) ## check style, types and which room imports which
+lint: $(TOOLS) ## check style, types and which room imports which
 	$(VENV)/ruff check
 	$(VENV)/ruff format --check
 	$(VENV)/mypy
@@ -49,10 +50,10 @@ lint: $(STAMP) ## check style, types and which room imports which
 	$(VENV)/lint-imports
 	@$(VENV)/python tools/shape.py
 
-screenshots: $(STAMP) $(BROWSER) ## take the pictures of the pages in docs/pages anew
+screenshots: $(TOOLS) $(BROWSER) ## take the pictures of the pages in docs/pages anew
 	$(VENV)/python tools/screenshots.py $(ARGS)
 
-bench: $(STAMP) ## run the benchmarks; options in ARGS="..."
+bench: $(TOOLS) ## run the benchmarks; options in ARGS="..."
 	$(VENV)/python -m benchmarks $(ARGS)
 
 lock: $(VENV)/uv ## lock the dependencies anew; all of them to their newest with ARGS=--upgrade
@@ -62,14 +63,20 @@ clean: ## remove .venv and all caches in this folder
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
 	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(STAMP): pyproject.toml uv.lock $(wildcard tools/*.py tools/*.lock)
-	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py
-	@touch $@
+LOCKED = pyproject.toml uv.lock $(wildcard tools/*.py tools/*.lock)
 
-$(BROWSER): $(STAMP) tools/browser.py
+$(STAMP): $(LOCKED)
+	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py $(if $(wildcard $(TOOLS)),--tools)
+	@touch $@ $(wildcard $(TOOLS))
+
+$(TOOLS): $(LOCKED)
+	@$(or $(PYTHON),$(error $(NO_PYTHON))) tools/setup.py --tools
+	@touch $(STAMP) $@
+
+$(BROWSER): $(TOOLS) tools/browser.py
 	@$(VENV)/python tools/browser.py $@
 
-$(PROXY): $(STAMP) tools/proxy.py
+$(PROXY): $(TOOLS) tools/proxy.py
 	@$(VENV)/python tools/proxy.py $@
 
 $(VENV)/uv:

@@ -4,7 +4,8 @@
     2. .venv     a virtual environment of its own; made again where the one found does not work
     3. uv        by pip, from tools/bootstrap.lock
     4. build     setuptools from uv.lock, because pyspark comes as source only
-    5. packages  uv.lock -> .venv/requirements.txt -> installed by hash; with a Java where the machine has none
+    5. packages  uv.lock -> .venv/requirements.txt -> installed by hash; with a Java where the machine has none, and
+                 with `--tools` what tests and lint need too
     6. project   Stateside itself, editable
 
 Each step may be repeated. A step that fails shows the last lines of its tool, then one sentence that says what to do,
@@ -33,6 +34,7 @@ PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 FREE_GIB_MIN = 3  # .venv and uv's cache share 2.5 GiB, most of it Spark
 OUTPUT_LINES_MAX = 15  # of a tool that failed
+TOOL_GROUPS = ("dev",)  # of pyproject.toml's dependency groups
 AGAIN = "then run `make setup` again."
 REGISTRY = "`pip config list`, UV_DEFAULT_INDEX"
 
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
         make_venv()
         install_uv()
         if "--only-uv" not in arguments:
-            install_packages()
+            install_packages(TOOL_GROUPS if "--tools" in arguments else ())
     except SetupFailed as failure:
         lines = [f"    {line}" for line in failure.output.splitlines()[-OUTPUT_LINES_MAX:]]
         print(*lines, f"setup: {failure.sentence}", sep="\n", file=sys.stderr)
@@ -131,12 +133,13 @@ def install_uv() -> None:
     step("uv", PYTHON, "-m", "pip", "install", *options, "-r", TOP / "tools" / "bootstrap.lock")
 
 
-def install_packages() -> None:
+def install_packages(groups: tuple[str, ...]) -> None:
     """Everything in uv.lock that this machine needs, and nothing else, then the project itself."""
     check_lock()
     uv = Uv({**os.environ, **registry(pip_config(), os.environ)})
     uv.export("build", "--only-group", "build")
-    uv.export("requirements", "--group", "build", "--group", "dev", *java_extra(os.environ))
+    wanted = [option for group in ("build", *groups) for option in ("--group", group)]
+    uv.export("requirements", "--extra", "all", *wanted, *java_extra(os.environ))
     uv.run("build tools", "pip", "install", "--require-hashes", "-r", VENV / "build.txt")
     hashed = ("--require-hashes", "--no-build-isolation", VENV / "requirements.txt")
     uv.run("packages, Spark among them (the first time some 700 MB are fetched)", "pip", "sync", *hashed)

@@ -1,10 +1,63 @@
-"""Stateside: the stream processor as a database, on Spark. ARCHITECTURE.md follows one event through the packages."""
+"""Stateside: the stream processor as a database, on Spark. ARCHITECTURE.md follows one event through the packages.
 
-from stateside.core.layout import Layout
-from stateside.journal import Event, open_journal
-from stateside.pipeline import sinks, sources
-from stateside.pipeline.app import App, sql
-from stateside.views.catalogue import Computed
+Public names load on first use: a client needs none of the packages that a server or a pipeline needs.
+"""
 
-__version__ = "0.1.0"
-__all__ = ["App", "Computed", "Event", "Layout", "__version__", "open_journal", "sinks", "sources", "sql"]
+from typing import TYPE_CHECKING, Any
+
+from stateside.core.extras import lazy
+
+if TYPE_CHECKING:
+    from stateside import testing
+    from stateside.core.layout import Layout
+    from stateside.journal import Event, open_journal
+    from stateside.pipeline import sinks, sources
+    from stateside.pipeline.app import App, sql
+    from stateside.serving.clients import AsyncClient, Client
+    from stateside.views.catalogue import Computed
+
+    __version__: str
+else:
+    _load = lazy(
+        __name__,
+        {
+            "App": "stateside.pipeline.app",
+            "AsyncClient": "stateside.serving.clients",
+            "Client": "stateside.serving.clients",
+            "Computed": "stateside.views.catalogue",
+            "Event": "stateside.journal.event",
+            "Layout": "stateside.core.layout",
+            "open_journal": "stateside.journal.location",
+            "sinks": "stateside.pipeline.sinks",
+            "sources": "stateside.pipeline.sources",
+            "sql": "stateside.pipeline.app",
+            "testing": "stateside.testing",
+        },
+    )
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("stateside")
+        return _load(name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "Client",
+    "Computed",
+    "Event",
+    "Layout",
+    "__version__",
+    "open_journal",
+    "sinks",
+    "sources",
+    "sql",
+    "testing",
+]

@@ -107,12 +107,21 @@ class TestMakefile:
     def test_a_second_setup_has_nothing_to_do_until_a_lock_changes(self, tmp_path: Path) -> None:
         folder = fresh_copy(tmp_path)
         (folder / ".venv").mkdir()
-        (folder / ".venv" / ".stamp").touch()
+        (folder / ".venv" / ".tools").touch()
         question = ["make", "-q", "-C", str(folder), "setup"]
         assert subprocess.run(question, check=False).returncode == 0
-        later = (folder / ".venv" / ".stamp").stat().st_mtime + 10
+        later = (folder / ".venv" / ".tools").stat().st_mtime + 10
         os.utime(folder / "uv.lock", (later, later))
         assert subprocess.run(question, check=False).returncode == 1
+
+    def test_the_demo_needs_no_test_tools_and_keeps_them_where_they_are(self, tmp_path: Path) -> None:
+        folder = fresh_copy(tmp_path)
+        planned = ["make", "-n", "-C", str(folder), "demo"]
+        fresh = subprocess.run(planned, capture_output=True, text=True, check=True).stdout
+        assert "tools/setup.py" in fresh and "--tools" not in fresh
+        (folder / ".venv").mkdir()
+        (folder / ".venv" / ".tools").touch()
+        assert "tools/setup.py --tools" in subprocess.run(planned, capture_output=True, text=True, check=True).stdout
 
     def test_without_a_new_python_make_says_what_to_install(self, tmp_path: Path) -> None:
         folder = fresh_copy(tmp_path)

@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stateside import __version__
 from stateside.core.errors import InputError, SetupError, StatesideError, TokenInvalid, ViewBroken
+from stateside.core.extras import explained
 from stateside.core.processes import EXIT_FINAL, wanted_umask
 
 PORT = 8471
@@ -23,12 +24,48 @@ TOKEN_VARIABLE = "STATESIDE_TOKEN"  # not an option: the process list shows opti
 _TOKEN = f"Set the environment variable {TOKEN_VARIABLE} to a token of that server; `stateside token create` makes one"
 
 
+COMMANDS = {  # the module of each command, loaded when the command is called
+    "append": "applications",
+    "audit": "billing",
+    "billing": "billing",
+    "chaos": "chaos",
+    "dead-letters": "applications",
+    "demo": "applications",
+    "dev": "kafka",
+    "doctor": "applications",
+    "get": "query",
+    "journal": "journal",
+    "locate": "query",
+    "new": "applications",
+    "rollup": "query",
+    "run": "applications",
+    "savepoint": "savepoints",
+    "scan": "query",
+    "serve": "serve",
+    "sql": "query",
+    "sum": "query",
+    "token": "tokens",
+    "views": "query",
+    "watch": "query",
+}
+
+
 class _Group(click.Group):
     """Shows an error as one sentence, without a stack trace (unless --verbose), and Ctrl-C as `Stopped.`."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"stateside.cli.{COMMANDS[cmd_name]}")
+        return next(each for each in vars(module).values() if isinstance(each, click.Command) and each.name == cmd_name)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with explained():
+                return super().invoke(ctx)
         except TokenInvalid as error:
             raise _failure(ctx, TokenInvalid(error.what, where=error.where, next_step=_TOKEN).sentence()) from error
         except StatesideError as error:
@@ -73,7 +110,7 @@ _NEXT_STEPS = {
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.version_option(package_name="stateside")
 @click.option("--verbose", is_flag=True, help="Log more, and show where an error came from.")
 def main(verbose: bool) -> None:
     """The stream processor as a database, on Spark.

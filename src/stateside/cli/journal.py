@@ -20,7 +20,7 @@ import click
 
 from stateside.cli.applications import append
 from stateside.cli.group import FILE, FOLDER
-from stateside.cli.kafka import journal_at, journal_place, kafka_option, kafka_statistics, query_views
+from stateside.cli.kafka import create, journal_at, journal_place, kafka_option, kafka_statistics, query_views
 from stateside.cli.serve import bar
 from stateside.cli.tables import readable, show_json
 from stateside.core.errors import EntityUnknown, PositionInvalid, RequestInvalid
@@ -254,6 +254,7 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
 
 
 journal.add_command(append)
+journal.add_command(create)
 
 
 def place_of(folder: Path | None) -> JournalFiles:
@@ -316,7 +317,7 @@ def json_line(document: Any) -> str:
 _TELL_S = 1.0
 
 
-@click.command()
+@journal.command()
 @journal_folder
 @click.option("--partitions", type=click.IntRange(1), help="Of a new stream, for its whole life; 1 if not given.")
 @click.option("--once", is_flag=True, help="Merge what is there, and end.")
@@ -390,7 +391,7 @@ def _check(journal: Path) -> None:
         )
 
 
-@click.command()
+@journal.command()
 @journal_folder
 @as_json_flag
 def readers(folder: Path, as_json: bool) -> None:
@@ -416,7 +417,7 @@ def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@journal.command()
 @journal_folder
 @_retention_flags
 @click.option("--to", "archive_folder", required=True, type=FOLDER, help="Where the Parquet files go.")
@@ -432,7 +433,7 @@ def archive(
     _drop(folder, before, keep_days, archive_folder, as_json)
 
 
-@click.command()
+@journal.command()
 @journal_folder
 @_retention_flags
 @click.confirmation_option(prompt="The events are gone then, for good. Drop them?")
@@ -445,7 +446,7 @@ def drop(folder: Path, before: Position | None, keep_days: float | None, as_json
     _drop(folder, before, keep_days, None, as_json)
 
 
-@click.command()
+@journal.command()
 @journal_folder
 @click.option("--keep-days", type=click.FloatRange(0), default=0.0, help="Keep what is younger all the same.")
 @as_json_flag

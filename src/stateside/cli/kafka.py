@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stateside.cli.dev import dev_cluster
 from stateside.cli.group import FOLDER
 from stateside.cli.tables import show_json
 from stateside.core.errors import SettingInvalid, SetupError
@@ -129,6 +130,9 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
 @click.group()
 def dev() -> None:
     """Start local parts that an application needs, to try things."""
+
+
+dev.add_command(dev_cluster)
 
 
 @dev.command(name="kafka")

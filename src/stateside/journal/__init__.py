@@ -17,15 +17,37 @@
 | `admin` | maintenance |
 """
 
-from stateside.journal.backends.files.file_journal import FileJournal
-from stateside.journal.backends.files.file_log import FileLog
-from stateside.journal.backends.files.file_writer import JournalWriter
-from stateside.journal.backends.memory import MemoryJournal
-from stateside.journal.contract import Journal, Log, Writer
-from stateside.journal.event import Event
-from stateside.journal.location import open_journal
-from stateside.journal.receipt import Receipt
-from stateside.journal.upcasters import Upcasters
+from typing import TYPE_CHECKING
+
+from stateside.core.extras import lazy
+
+if TYPE_CHECKING:
+    from stateside.journal.backends.files.file_journal import FileJournal
+    from stateside.journal.backends.files.file_log import FileLog
+    from stateside.journal.backends.files.file_writer import JournalWriter
+    from stateside.journal.backends.memory import MemoryJournal
+    from stateside.journal.contract import Journal, Log, Writer
+    from stateside.journal.event import Event
+    from stateside.journal.location import open_journal
+    from stateside.journal.receipt import Receipt
+    from stateside.journal.upcasters import Upcasters
+else:  # clients append events, without the packages that a journal on disk needs
+    __getattr__ = lazy(
+        __name__,
+        {
+            "Event": "stateside.journal.event",
+            "FileJournal": "stateside.journal.backends.files.file_journal",
+            "FileLog": "stateside.journal.backends.files.file_log",
+            "Journal": "stateside.journal.contract",
+            "JournalWriter": "stateside.journal.backends.files.file_writer",
+            "Log": "stateside.journal.contract",
+            "MemoryJournal": "stateside.journal.backends.memory",
+            "Receipt": "stateside.journal.receipt",
+            "Upcasters": "stateside.journal.upcasters",
+            "Writer": "stateside.journal.contract",
+            "open_journal": "stateside.journal.location",
+        },
+    )
 
 __all__ = [
     "Event",

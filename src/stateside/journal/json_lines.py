@@ -28,15 +28,17 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, IdConflict
 from stateside.core.positions import Position
-from stateside.journal.append_batch import Appended
 from stateside.journal.event import Event, fault
-from stateside.journal.payload import DeclaredFields
+
+if TYPE_CHECKING:
+    from stateside.journal.append_batch import Appended
+    from stateside.journal.payload import DeclaredFields
 
 LINE_BYTES_MAX = 1024 * 1024  # a payload of 64 KiB, with every character escaped, is well below
 CHUNK_BYTES = 1024 * 1024  # the lines of a chunk are one append

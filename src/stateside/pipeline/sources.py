@@ -22,10 +22,11 @@ from stateside.core.positions import Position
 from stateside.core.secrets import with_secrets
 from stateside.journal.topic_note import check_not_read
 from stateside.pipeline import jars
-from stateside.pipeline.dead_letters import Validator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from stateside.pipeline.dead_letters import Validator
 
 JOURNAL_FORMAT = "stateside-journal"
 EVENTS_PER_BATCH_MAX = 1_000_000
@@ -133,6 +134,8 @@ class KafkaTopic:
         messages = session.readStream.format("kafka").options(**options).load()
         if not self.dead_letters or reading.refused is None:
             return parse_messages(messages, self.fields)
+        from stateside.pipeline.dead_letters import Validator
+
         return self.validated(messages, Validator(reading.refused, reading.future_us_max))
 
     def validated(self, messages: DataFrame, validator: Validator) -> DataFrame:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from stateside.core.errors import SettingInvalid
 from stateside.replica.keys import KeyCodec
-from stateside.replica.translation import AnySnapshot, Rows, Translator
-from stateside.spark_state.batch_log import Commit
-from stateside.spark_state.changelog import Changelog
+
+if TYPE_CHECKING:
+    from stateside.replica.translation import AnySnapshot, Rows, Translator
+    from stateside.spark_state.batch_log import Commit
+    from stateside.spark_state.changelog import Changelog
 
 SHARES_MAX = 4_096
 _PLACE_BYTES = 8

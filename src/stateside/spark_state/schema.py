@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stateside.core.errors import CheckpointInvalid
-from stateside.core.storage import Storage
-from stateside.spark_state.checksum import read_checked
+
+if TYPE_CHECKING:
+    from stateside.core.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class StateSchema:
 
 def read_schema(storage: Storage, operator: int) -> StateSchema:
     """The schema of an operator's state; FileNotFoundError before its first batch."""
+    from stateside.spark_state.checksum import read_checked  # needs numpy; clients use this module's columns without
+
     name = f"state/{operator}/0/_metadata/schema"
     content = read_checked(storage, name)
     try:

@@ -19,6 +19,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from stateside.core.errors import MethodInvalid, Misdirected, RequestInvalid, RouteUnknown, StatesideError, TokenInvalid
+from stateside.core.extras import explained
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
@@ -89,7 +90,8 @@ class Application:
 
     async def _respond(self, call: Call, routes: Mapping[str, Route]) -> Response:
         try:
-            return await self._handle(call, routes)
+            with explained():
+                return await self._handle(call, routes)
         except Misdirected as error:
             error.location = await self._location(error)
             return _problem(error)
