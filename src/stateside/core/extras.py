@@ -26,6 +26,7 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
     "stateside.core.layout": LIGHT,
     "stateside.ops.project": LIGHT,
     "stateside.serving.clients": LIGHT,
+    "stateside.serving.clients.arrow_table": "server",
     "stateside.journal.kafka": "kafka",
     "stateside.pipeline": "spark",
     "stateside.testing": "spark",
