@@ -44,7 +44,9 @@ sys.meta_path.insert(0, Refuse())
 def with_only(extra: str) -> str:
     """Code that hides every package which an installation of this extra lacks."""
     installed = {"stateside", *locked(extra)}
-    tops = {top: {re.sub(r"[_.]", "-", name).lower() for name in names} for top, names in packages_distributions().items()}
+    tops = {
+        top: {re.sub(r"[_.]", "-", name).lower() for name in names} for top, names in packages_distributions().items()
+    }
     return WITHOUT.format(hidden=sorted(top for top, names in tops.items() if not names & installed))
 
 

@@ -33,9 +33,10 @@ def test_the_generated_test_passes_as_generated(tmp_path: Path) -> None:
 def test_every_file_carries_the_project_s_name(tmp_path: Path) -> None:
     folder = make_project("web_shop", tmp_path)
     assert {path.name for path in folder.iterdir()} == {
-        *(".gitignore", "README.md", "events.jsonl", "stateside.toml", "test_web_shop.py", "web_shop.py")
+        *(".gitignore", "README.md", "events.jsonl", "pyproject.toml"),
+        *("stateside.toml", "test_web_shop.py", "web_shop.py"),
     }
-    assert not any("NAME" in path.read_text() for path in folder.iterdir())
+    assert not any(word in path.read_text() for path in folder.iterdir() for word in ("NAME", "VERSION"))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
     "stateside.core.errors": LIGHT,
     "stateside.core.extras": LIGHT,
     "stateside.core.layout": LIGHT,
+    "stateside.ops.doctor": LIGHT,
     "stateside.ops.project": LIGHT,
     "stateside.serving.clients": LIGHT,
     "stateside.serving.clients.arrow_table": "server",

@@ -85,7 +85,7 @@ def judge_python(version: tuple[int, int, int]) -> Check:
 
 def judge_spark(version: str | None) -> Check:
     """Whether the installed PySpark is the version whose checkpoints are understood."""
-    mend = f"Run `make -B setup`, or pip install pyspark=={SPARK_VERSION}"
+    mend = f"Run `make -B setup` in a checkout, or pip install 'stateside[spark]' (pyspark=={SPARK_VERSION})"
     return _finding("spark", version == SPARK_VERSION, version or "cannot be imported", mend)
 
 

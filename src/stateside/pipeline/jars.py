@@ -259,5 +259,5 @@ def _ivy_jar() -> Path:
     found = sorted(Path(package.origin).parent.glob("jars/ivy-*.jar")) if package and package.origin else []
     if not found:
         what = "PySpark, whose Ivy fetches jars, is not installed"
-        raise SetupError(what, next_step="Run `make setup`, or pip install stateside")
+        raise SetupError(what, next_step="Run `make setup`, or pip install 'stateside[spark]'")
     return found[-1]

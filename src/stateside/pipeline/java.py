@@ -40,7 +40,7 @@ VECTOR = "--add-modules=jdk.incubator.vector"
 
 NEXT_STEP = (  # -B: make considers a finished set-up done, and would not look for a Java again
     f"Install Java {VERSION_MIN} or newer (Debian: apt install openjdk-{VERSION_MIN}-jre-headless), "
-    "or have Stateside bring one along: run `make -B setup` in its folder"
+    "or have Stateside bring one along: pip install 'stateside[java]', in a checkout `make -B setup`"
 )
 
 LAUNCHER = """\

@@ -292,7 +292,7 @@ def spark_home() -> Path:
     """The folder of PySpark, which contains Spark."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
-        raise SetupError("PySpark is not installed", next_step="Run `make setup`, or pip install stateside")
+        raise SetupError("PySpark is not installed", next_step="Run `make setup`, or pip install 'stateside[spark]'")
     return Path(package.origin).parent
 
 

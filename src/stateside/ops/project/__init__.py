@@ -1,6 +1,7 @@
 """Project template of `stateside new`: a view, a test and a README, made from the templates in this folder.
 
-A template is a file in its final form, with `NAME` for the project's name; `dot-` in a file's name becomes `.`.
+A template is a file in its final form, with `NAME` for the project's name and `VERSION` for Stateside's version; `dot-`
+in a file's name becomes `.`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import keyword
 import re
 import sys
 from importlib.machinery import PathFinder
+from importlib.metadata import version
 from pathlib import Path
 
 from stateside.core.errors import RequestInvalid
+from stateside.core.extras import requirements
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -30,11 +33,14 @@ def make_project(name: str, parent: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for template in sorted(_TEMPLATES.iterdir()):
         target = template.name.removesuffix(".template").replace("NAME", name).replace("dot-", ".")
-        (folder / target).write_text(template.read_text().replace("NAME", name))
+        (folder / target).write_text(
+            template.read_text().replace("NAME", name).replace("VERSION", version("stateside"))
+        )
     return folder
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a module of this name would shadow Python's own or an installed one, PySpark for example."""
+    """Whether a module of this name would shadow Python's own, an installed one, or one that the project installs."""
     installed = [path for path in sys.path if "site-packages" in path]
-    return name in sys.stdlib_module_names or name == "stateside" or PathFinder.find_spec(name, installed) is not None
+    taken = {"stateside", *sys.stdlib_module_names}.union(*requirements().values())
+    return name in taken or PathFinder.find_spec(name, installed) is not None

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stateside.core.errors import SetupError
+from stateside.core.extras import explained
 from stateside.core.positions import Position
 from stateside.serving.stamp import Stamp
 
@@ -34,13 +35,15 @@ class Table:
 
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table, with the view's column types where known, else with JSON's."""
-        from stateside.serving.clients.arrow_table import arrow_table  # pyarrow takes longer to import than to ask
+        with explained():
+            from stateside.serving.clients.arrow_table import arrow_table  # pyarrow takes longer to import than to ask
 
         return arrow_table(self.rows, self.types)
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a pandas frame, with the same types."""
-        return self.to_arrow().to_pandas()
+        with explained():
+            return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
         """The rows as a polars frame, with the same types; SetupError without polars."""
