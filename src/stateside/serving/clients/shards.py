@@ -22,6 +22,7 @@ from stateside.core.errors import (
     RequestInvalid,
     StatesideError,
 )
+from stateside.core.extras import explained
 from stateside.replica.keys import KeyCodec
 from stateside.serving.clients.answers import Row, Stamped
 from stateside.serving.clients.core import Core, Whom
@@ -230,7 +231,8 @@ def added_up(documents: Iterable[Mapping[str, Any]], columns: Sequence[str], key
 
 def _finisher(made_of: Mapping[str, Any]) -> Callable[[Sequence[int]], Row]:
     """The conversion of tallies to shown values, by the documents' column definitions."""
-    from stateside.replica.rollup_tables import RollupRows, pack
+    with explained():
+        from stateside.replica.rollup_tables import RollupRows, pack
     from stateside.views.catalogue import Computed, ViewColumn
 
     columns = [ViewColumn.parse(column) for column in made_of["columns"]]
