@@ -47,7 +47,7 @@
     │   └── ValueOverflow           value-overflow          500    a number too large for its column
     │       └── MoneyOverflow       money-overflow          500    …and the number is an amount of money
     └── OperatingError                                             the environment's fault: repair, then retry
-        ├── SetupError              setup                   503    Java, a jar, disk space or a port is missing
+        ├── SetupError              setup                   503    Java, a package, a jar, a port or space is missing
         ├── PipelineFailed          pipeline-failed         503    the streaming query or its process failed
         │   └── ViewBroken          view-broken             503    …and would fail again until repaired
         ├── PipelineRunning         pipeline-running        409    another driver runs on the folder

@@ -37,9 +37,6 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
 }
 DISTRIBUTIONS: Final = {  # of the imported names that differ from their distribution's
     "fpdf": "fpdf2",
-    "google": "protobuf",
-    "grpc": "grpcio",
-    "grpc_status": "grpcio-status",
     "jwt": "pyjwt",
     "py4j": "pyspark",
 }
@@ -102,7 +99,7 @@ def package_missing(error: ModuleNotFoundError) -> SetupError | None:
     """
     package = distribution_of(error.name or "")
     needed = {extra for extra, names in requirements().items() if package in names}
-    if not needed:
+    if not needed or "." in str(error.name):  # a part of an installed package is a mistake of the import
         return None
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
     needed |= {extra_of(module) for module in modules if module.partition(".")[0] == "stateside"}
