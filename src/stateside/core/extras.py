@@ -28,7 +28,7 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
     "stateside.ops.project": LIGHT,
     "stateside.serving.clients": LIGHT,
     "stateside.serving.clients.arrow_table": "server",
-    "stateside.journal.kafka": "kafka",
+    "stateside.journal.backends.kafka": "kafka",
     "stateside.pipeline": "spark",
     "stateside.testing": "spark",
     "stateside.billing.answers.pdf": "billing",
