@@ -1,6 +1,6 @@
 # Everything is installed into .venv, from locks; a target that needs it makes it. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-fast test-full lint screenshots bench lock clean
+.PHONY: help setup demo chaos test test-fast test-full lint docs screenshots bench lock clean
 .DELETE_ON_ERROR:
 
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python
@@ -49,6 +49,11 @@ lint: $(TOOLS) ## check style, types and which room imports which
 	$(VENV)/mypy tools
 	$(VENV)/lint-imports
 	@$(VENV)/python tools/shape.py
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(TOOLS) ## build the documentation's site, its links checked, into build/site
+	$(VENV)/mkdocs build --strict --quiet
+	@echo "docs: open build/site/index.html"
 
 screenshots: $(TOOLS) $(BROWSER) ## take the pictures of the pages in docs/pages anew
 	$(VENV)/python tools/screenshots.py $(ARGS)

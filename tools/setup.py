@@ -34,7 +34,7 @@ PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 FREE_GIB_MIN = 3  # .venv and uv's cache share 2.5 GiB, most of it Spark
 OUTPUT_LINES_MAX = 15  # of a tool that failed
-TOOL_GROUPS = ("dev",)  # of pyproject.toml's dependency groups
+TOOL_GROUPS = ("dev", "docs")  # of pyproject.toml's dependency groups
 AGAIN = "then run `make setup` again."
 REGISTRY = "`pip config list`, UV_DEFAULT_INDEX"
 
