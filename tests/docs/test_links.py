@@ -35,3 +35,9 @@ def test_every_page_of_the_docs_is_in_the_index() -> None:
     named = {Path("docs", name) for name in re.findall(r"\]\(([\w/-]+\.md)", index)}
     pages = {page for page in PAGES if page.parent == Path("docs")} - {Path("docs/index.md")}
     assert pages - named == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_source_file_that_is_named_exists(page: Path) -> None:
+    for name in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.py|tests/[a-z_/]+)`", (TOP / page).read_text()):
+        assert any((base / name).exists() for base in (TOP, TOP / "src/stateside")), f"{page}: {name}"
