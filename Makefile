@@ -14,7 +14,7 @@ BROWSER := .venv/.browser
 PROXY := .venv/.proxy
 ARGS =
 
-# Where Python is told to keep no compiled files, every process of a test or demo would compile Spark's anew: 2 s each.
+# Where Python is told to keep no compiled files, every process of a test or demo would compile Spark's again: 2 s each.
 # They stay in this folder, and git ignores them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,13 +55,13 @@ docs: $(TOOLS) ## build the documentation's site, its links checked, into build/
 	$(VENV)/mkdocs build --strict --quiet
 	@echo "docs: open build/site/index.html"
 
-screenshots: $(TOOLS) $(BROWSER) ## take the pictures of the pages in docs/pages anew
+screenshots: $(TOOLS) $(BROWSER) ## take the pictures of the pages in docs/pages again
 	$(VENV)/python tools/screenshots.py $(ARGS)
 
 bench: $(TOOLS) ## run the benchmarks; options in ARGS="..."
 	$(VENV)/python -m benchmarks $(ARGS)
 
-lock: $(VENV)/uv ## lock the dependencies anew; all of them to their newest with ARGS=--upgrade
+lock: $(VENV)/uv ## lock the dependencies again; all of them to their newest with ARGS=--upgrade
 	$(VENV)/python tools/lock.py $(ARGS)
 
 clean: ## remove .venv and all caches in this folder

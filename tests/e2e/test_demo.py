@@ -21,6 +21,7 @@ import pytest
 from stateside.core.layout import Layout
 from stateside.journal.backends.kafka.topic_folder import topic_of
 from stateside.testbed.component import members
+from tests.docs.commands import command as page_command
 from tests.journal.kafka.topics import add_partitions
 from tests.poisoned import poisoned
 from tests.sizes import in_full, sized
@@ -145,7 +146,8 @@ def test_on_kafka_and_a_cluster_every_sum_is_even_as_well(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], more: list[str]
 ) -> None:
     layout = Layout(tmp_path / "demo")
-    demo = start(sized(12, 20), "--dir", str(layout.root), "--json", str(report_file), "--journal", "kafka", *more)
+    shown = [word for word in page_command("cluster.md", "demo")[1:] if more or word != "--cluster"]
+    demo = start(sized(12, 20), "--dir", str(layout.root), "--json", str(report_file), *shown)
     demos.append(demo)
     wait_for_batch(layout, 1)
     consumer = start_consumer(layout, tmp_path / "consumed.jsonl")

@@ -20,6 +20,7 @@ from stateside.journal import Event, JournalWriter
 from stateside.leadership import standing
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.session import JVM_STOP_S_MAX
+from tests.docs.commands import command
 from tests.serving.conftest import wait_until_it_answers
 from tests.sizes import FULL
 from tests.waiting import WAIT_S_MAX, wait_until
@@ -108,11 +109,14 @@ class Drivers:
         self._layout, self._code = layout, code
         self._running: list[subprocess.Popen[str]] = []
 
-    def start(self, name: str, *flags: str, fold: str = "sum", more: str = "") -> subprocess.Popen[str]:
+    def start(self, name: str, flag: str, fold: str = "sum", more: str = "") -> subprocess.Popen[str]:
+        """Run new code with the command that docs/standby.md has with this flag."""
         (self._code / f"{name}.py").write_text(CODE.format(fold=fold, more=more))
-        command = [sys.executable, "-m", "stateside", "run", f"{name}:app", "--dir", str(self._layout.root)]
-        command += ["--identity", name, "--lease-s", "4", "--standby-scope", "machine", *flags]
-        self._running.append(subprocess.Popen(command, cwd=self._code, stderr=subprocess.PIPE, text=True))
+        shown = command("standby.md", flag, dir=self._layout.root)
+        shown[shown.index("shop:app")] = f"{name}:app"
+        more_flags = ["--identity", name, "--lease-s", "4", "--standby-scope", "machine"]
+        started = [sys.executable, "-m", "stateside", *shown, *more_flags]
+        self._running.append(subprocess.Popen(started, cwd=self._code, stderr=subprocess.PIPE, text=True))
         return self._running[-1]
 
     def stop(self) -> None:

@@ -21,7 +21,8 @@ from stateside.leadership import standing
 from stateside.testbed.cluster import SESSION_S_MAX, Cluster
 from stateside.testbed.component import members
 from stateside.testing import append, rows
-from tests.sizes import in_full
+from tests.docs.commands import command as page_command
+from tests.sizes import FULL, in_full
 from tests.waiting import wait_until
 
 SMALL = ["--spark", "spark.executor.memory=512m", "--partitions", "2"]
@@ -62,7 +63,9 @@ def shop(tmp_path: Path) -> Path:
 
 
 def command(master: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "stateside", "run", "shop:app", "--dir", "data", "--master", master, *SMALL, *more]
+    """The command of docs/cluster.md that runs an application on a cluster."""
+    shown = page_command("cluster.md", "shop:app", dir="data", master=master)
+    return [sys.executable, "-m", "stateside", *shown, *SMALL, *more]
 
 
 def buy(layout: Layout, first: int, count: int) -> None:
@@ -185,7 +188,9 @@ def test_an_address_where_somebody_else_listens_is_told_in_time(cluster: Cluster
 @pytest.mark.e2e
 @pytest.mark.spark
 def test_people_start_one_and_end_it_with_ctrl_c(tmp_path: Path) -> None:
-    started = [sys.executable, "-m", "stateside", "dev", "cluster", "--masters", "1", "--workers", "1"]
+    fewer = {} if FULL else {"masters": 1, "workers": 1}  # the page's cluster has two, and ZooKeeper
+    shown = page_command("cluster.md", "dev", "cluster", **fewer)
+    started = [sys.executable, "-m", "stateside", *shown]
     process = subprocess.Popen(
         [*started, "--folder", str(tmp_path / "cluster")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

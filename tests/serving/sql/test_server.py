@@ -259,7 +259,7 @@ def test_what_the_docs_show_is_answered(url: str) -> None:
     answers = []
     for line in shown.strip().splitlines():
         _, _, address, *body = shlex.split(line)
-        address = address.replace("localhost:8000", url)
+        address = address.replace("localhost:8471", url)
         answers.append(httpx.post(address, content=body[1], timeout=60) if body else httpx.get(address, timeout=60))
     totals, emma, relations = answers
     assert sorted(totals.json()["rows"]) == [["de", 164], ["fr", 7]]
