@@ -75,7 +75,11 @@ def _home(each: Any) -> str | None:
 
 
 def _directive(each: Any, shown: str) -> str:
-    place = each.__name__ if isinstance(each, ModuleType) else f"{each.__module__}.{each.__qualname__}"
+    place = shown  # of a constant
+    if isinstance(each, ModuleType):
+        place = each.__name__
+    elif hasattr(each, "__qualname__"):
+        place = f"{each.__module__}.{each.__qualname__}"
     return f"::: {place}\n    options:\n      heading: {shown}\n      toc_label: {shown.rpartition('.')[2]}\n"
 
 
@@ -92,7 +96,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         yield f"```\n{context.command_path} {usage}\n```"
         yield from map(_paragraph, inspect.cleandoc(command.help or "").split("\n\n"))
         records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
-        rows = [f"| `{_cell(left)}` | {_linked(_cell(text))} |" for left, text in records if left != "--help"]
+        rows = [f"| `{_cell(left)}` | {_linked(_cell(text))} |" for left, text in records if text and left != "--help"]
         if rows:
             yield "\n".join(["| option | meaning |", "|---|---|", *rows])
         return
@@ -138,7 +142,17 @@ def _operation(operation: dict[str, Any]) -> Iterator[str]:
     if rows := [_parameter(each) for each in operation["parameters"]]:
         yield "\n".join(["| parameter | in | type | meaning |", "|---|---|---|---|", *rows])
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        yield f"Body, `{kind}`:\n\n```json\n{json.dumps(content['schema'], indent=2)}\n```"
+        rows = list(_fields(content["schema"]))
+        yield "\n".join([f"Body, `{kind}`:", "", "| field | type | required | meaning |", "|---|---|---|---|", *rows])
+
+
+def _fields(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """A row for each field of an object, and for the fields inside: `events[].id`."""
+    for name, field in schema.get("properties", {}).items():
+        needed = "yes" if name in schema.get("required", ()) else ""
+        yield f"| `{prefix}{name}` | {_type(field)} | {needed} | {_linked(_cell(field.get('description', '')))} |"
+        yield from _fields(field, f"{prefix}{name}.")
+        yield from _fields(field.get("items", {}), f"{prefix}{name}[].")
 
 
 def _parameter(parameter: dict[str, Any]) -> str:
@@ -148,11 +162,13 @@ def _parameter(parameter: dict[str, Any]) -> str:
 
 def _type(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
-        return f"{_type(schema['items'])}, repeated"
+        return f"{_type(schema.get('items', {}))}, repeated"
     choices = " or ".join(f"`{each}`" for each in schema.get("enum", ()))
     least, most = schema.get("minimum"), schema.get("maximum")
     bounds = f" ({'' if least is None else f'from {least}'}{'' if most is None else f' to {most}'})"
-    return choices or str(schema.get("type", "any")) + (bounds if (least, most) != (None, None) else "")
+    kinds = schema.get("type", "any")
+    kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
+    return choices or kind + (bounds if (least, most) != (None, None) else "")
 
 
 def error_tree() -> str:
