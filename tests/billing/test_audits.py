@@ -10,7 +10,7 @@ import pytest
 
 from stateside.billing.answers import audits as module
 from stateside.billing.answers.audits import TEXT_CHARS_MAX, Audits
-from stateside.core import processes
+from stateside.core import processes, storage
 from stateside.core.layout import Layout
 from stateside.core.storage import try_lock
 
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_run_or_written_down_is_told(
     def no_room(*given: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_atomically", no_room)
+    monkeypatch.setattr(storage, "write_atomically", no_room)
     found = asyncio.run(started(audits))
     assert found["running"] is False
     assert found["last"] is not None

@@ -26,7 +26,6 @@ from stateside.billing.plans.file import plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.processes import Child, free_port
-from stateside.core.storage import write_atomically
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.views.heartbeat import Heartbeat
 from tests.billing.written_bills import WrittenBills, plan
@@ -134,7 +133,7 @@ class Stage:
             if end["0"] > self.bills.position:
                 self.batch()
             beat = Heartbeat(time.time_ns() // 1_000, end, "idle", self.bills.batch_number - 1)
-            write_atomically(self.layout.view("bill").heartbeat, beat.as_json(), durable=False)
+            beat.save(self.layout.view("bill").heartbeat)
 
     def _use(self, start_us: int, stop_us: int) -> None:
         """Usage of all customers from one time to another, a batch a week."""

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from stateside.core import generations
 from stateside.core.positions import Position
-from stateside.replica import generations
 from stateside.replica.bootstrap import NewReplica
 from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaWriter

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stateside.core import generations
 from stateside.core.errors import ReplicaInvalid
 from stateside.core.positions import Position
-from stateside.replica import generations
 from stateside.replica.bootstrap import NewReplica
+from stateside.replica.environment import clean_up
 from stateside.replica.rollup_tables import Rollups
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 
@@ -84,7 +85,7 @@ def test_a_snapshot_that_is_open_stays_what_it_was_and_the_next_one_follows(tmp_
     reader = ReplicaReader(tmp_path)
     with reader.snapshot() as before:
         generations.make_current(tmp_path, new.folder)
-        generations.clean(tmp_path)
+        clean_up(tmp_path)
         with reader.snapshot() as beside:
             assert beside.batch() == batch(7), "a reader that always has a snapshot open follows too"
         assert (before.batch(), before.get(b"row 00")) == (batch(0), b"0")

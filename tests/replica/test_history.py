@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.core import generations
 from stateside.core.clock import ManualClock
 from stateside.core.errors import HistoryGone, NotFreshEnough
 from stateside.core.positions import Position
-from stateside.replica import generations, history
+from stateside.replica import history
 from stateside.replica.bootstrap import NewReplica
 from stateside.replica.history import Keep, entries_from, pack_chunks
 from stateside.replica.key_table import Changes as Undone

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateside.core import generations
 from stateside.core.positions import Position
-from stateside.replica import generations
 from stateside.replica.bootstrap import NewReplica
 from stateside.replica.keys import KeyCodec
 from stateside.replica.lists import Change, Entries

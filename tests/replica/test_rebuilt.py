@@ -14,7 +14,8 @@ import pytest
 
 from stateside.core.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid
 from stateside.core.layout import Layout, ViewLayout
-from stateside.replica import bootstrap, generations
+from stateside.replica import bootstrap
+from stateside.replica.environment import current_folder
 from stateside.replica.replica_reader import Snapshot
 from stateside.replica.tail import Tail
 from tests.waiting import wait_until
@@ -315,7 +316,7 @@ def test_a_replica_deleted_under_its_tail_is_rebuilt_at_another_place_so_that_re
     run(job, range(3))
     with following(job.view) as tail:
         tail.step()
-        places = [generations.current(job.view.replica)]
+        places = [current_folder(job.view.replica)]
         for seed in range(3, 6):
             for path in (job.view.replica,) if deleted == "the folder" else job.view.replica.rglob("*.mdb"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -323,7 +324,7 @@ def test_a_replica_deleted_under_its_tail_is_rebuilt_at_another_place_so_that_re
             run(job, [seed])
             assert tail.step()
             assert has(tail) == (seed, job.rows)
-            places.append(generations.current(job.view.replica))
+            places.append(current_folder(job.view.replica))
         with pytest.raises(ReplicaInvalid, match="Another process"):
             Tail(job.view)
     assert len(set(places)) == len(places)

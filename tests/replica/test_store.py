@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import ReplicaInvalid
 from stateside.core.positions import Position
-from stateside.replica import lmdb
+from stateside.replica import environment
 from stateside.replica.key_table import in_order
 from stateside.replica.store import AppliedBatch, ReplicaReader, ReplicaWriter
 from tests.sizes import examples
@@ -154,7 +154,7 @@ GROWN_BYTES = 3_000_000
 
 
 def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmdb, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     writer = ReplicaWriter(tmp_path)
     rows = [(b"key %06d" % number, bytes(1_000)) for number in range(GROWN_BYTES // 1_000)]
     writer.apply(batch(0), iter(rows))
@@ -165,7 +165,7 @@ def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_grown_map_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmdb, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     for number in range(3):
         writer = ReplicaWriter(tmp_path)
         writer.apply(batch(number), [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600)])
@@ -177,11 +177,11 @@ GROWS = """
 import sys
 from pathlib import Path
 from stateside.core.positions import Position
-from stateside.replica import lmdb
+from stateside.replica import environment
 from stateside.replica.key_table import in_order
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 
-lmdb.MAP_BYTES_START = 256 * 1024
+environment.MAP_BYTES_START = 256 * 1024
 writer = ReplicaWriter(Path(sys.argv[1]))
 for number in range(4):
     changes = [(b"%d %06d" % (number, row), bytes(1_000)) for row in range(600 * number + 1)]
@@ -282,7 +282,7 @@ def test_a_reader_beside_the_writer_follows_a_map_that_grows(
 ) -> None:  # fmt: skip
     writer.close()
     (tmp_path / "data.mdb").unlink()
-    monkeypatch.setattr(lmdb, "MAP_BYTES_START", 256 * 1024)
+    monkeypatch.setattr(environment, "MAP_BYTES_START", 256 * 1024)
     small = ReplicaWriter(tmp_path)
     small.apply(batch(0), moves(0))
     reader = start_reader()
@@ -350,7 +350,7 @@ def test_where_there_is_no_replica_yet_there_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_its_writer_is_only_just_making_is_not_there_yet(tmp_path: Path) -> None:
-    lmdb.open_environment(tmp_path).close()
+    environment.open_environment(tmp_path).close()
     with pytest.raises(FileNotFoundError):
         ReplicaReader(tmp_path)
     ReplicaWriter(tmp_path).close()

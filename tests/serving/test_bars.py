@@ -6,8 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
+from stateside.cli.tables import LoadBars
 from stateside.replica.load_progress import LoadProgress
-from stateside.serving.follower import LoadBars
 
 
 def told(*steps: LoadProgress) -> str:

@@ -24,7 +24,6 @@ import httpx
 import pytest
 
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
 from stateside.journal import FileLog
 from stateside.serving.clients import Client
 from stateside.views.heartbeat import Heartbeat
@@ -346,7 +345,7 @@ def test_the_job_s_state_and_the_age_tell_a_job_that_runs_from_one_that_is_idle_
 
     def hears(state: Any, ago_us: int = 0) -> None:
         now_us = time.time_ns() // 1_000
-        write_atomically(shop.view.heartbeat, Heartbeat(now_us - ago_us, end, state, 1).as_json(), durable=False)
+        Heartbeat(now_us - ago_us, end, state, 1).save(shop.view.heartbeat)
 
     def seen() -> tuple[str, int]:
         (view,) = httpx.get(f"{url}/v1/views").json()["views"]

@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         archive.extractall(folder, filter="data")
     layout = Layout(folder / "billing")
     failed = Heartbeat(time.time_ns() // 1_000, None, "failed", why="The event at 0:4711 cannot be read")
-    layout.view("bill").heartbeat.write_bytes(failed.as_json())
+    failed.save(layout.view("bill").heartbeat)
     numbers: dict[str, list[str]] = {}
     for document in documents(layout):
         numbers.setdefault(document["customer"], []).append(document["number"])

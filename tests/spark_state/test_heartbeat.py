@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
 from stateside.views.heartbeat import Heartbeat, State
 
 
@@ -14,7 +13,7 @@ def test_a_heartbeat_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         Heartbeat(1, Position.start(), "running"),
         Heartbeat(1_700_000_000_000_000, Position.of({"a-0": 7, "a-1": 2**60}), "stopped"),
     ):
-        write_atomically(tmp_path / "heartbeat.json", heartbeat.as_json(), durable=False)
+        heartbeat.save(tmp_path / "heartbeat.json")
         assert Heartbeat.load(tmp_path / "heartbeat.json") == heartbeat
 
 

@@ -58,7 +58,7 @@ def test_the_folder_of_another_application_is_refused_and_left_as_it_is(
 @pytest.mark.parametrize("content", [b"", b'{"customers"', b"\xff\xfe"])
 def test_damaged_settings_are_refused(tmp_path: Path, console: Console, content: bytes) -> None:
     (tmp_path / "demo.json").write_bytes(content)
-    with StageFolder(tmp_path, console) as folder, pytest.raises(RequestInvalid, match="settings are damaged"):
+    with StageFolder(tmp_path, console) as folder, pytest.raises(RequestInvalid, match="settings cannot be read"):
         folder.claim(SETTINGS)
 
 

@@ -43,8 +43,8 @@ from deltalake.exceptions import (
     TableNotFoundError,
 )
 
+from stateside.archive.table_reader import MARK
 from stateside.core.errors import ArchiveInvalid, SinkAway
-from stateside.core.storage import write_atomically
 
 COMMITS_BETWEEN = 50  # after so many commits small files are compacted,
 FILE_BYTES = 16 << 20  # up to about this size: larger files are left as they are
@@ -253,15 +253,14 @@ class ArchiveTable:
         table = self._load()
         if not take_over and (table.version() > 0 or table.file_uris()):
             raise self._unmarked()
-        write_atomically(self._mark, json.dumps({"table": table.metadata().id}).encode())
+        MARK.write(self._mark, str(table.metadata().id))
 
     def _open(self) -> DeltaTable:
-        try:
-            expected = json.loads(self._mark.read_bytes())["table"]
-        except FileNotFoundError:
-            raise self._invalid("has not been created yet") from None
+        expected = MARK.read(self._mark)
+        if expected is None:
+            raise self._invalid("has not been created yet")
         table = self._load()
-        if table.metadata().id != expected:
+        if str(table.metadata().id) != expected:
             raise self._invalid(f"is another one ({table.metadata().id}) than before ({expected})")
         return table
 

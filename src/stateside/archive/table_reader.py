@@ -15,7 +15,6 @@ next read notices.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stateside.core.errors import ArchiveAway, ArchiveInvalid
+from stateside.core.json_file import JsonFile
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads  # takes a second to import: it brings pandas
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 SMALL_FILE_BYTES = 1 << 20  # on disk: smaller files are cached in memory,
 KEPT_BYTES_MAX = 64 << 20  # up to this total
 _TEXT_CHARS_SURE = 31  # a file's minimum and maximum of a longer text may be truncated, and prove nothing
+
+MARK: JsonFile[str | None] = JsonFile(
+    "The mark of a sink",
+    lambda document: document.get("table"),  # other kinds of sinks have marks too
+    lambda table: {"table": table},
+    damage=ArchiveInvalid,
+)
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +214,7 @@ class FollowedTable:
         self._tell(None)
 
     def _move_on(self) -> None:
-        expected = marked_table(self._mark)
+        expected = MARK.read(self._mark)
         if expected is None:
             self._check_unmarked()
             return
@@ -245,15 +252,6 @@ class FollowedTable:
         if trouble != self._trouble:
             self._trouble = trouble
             log.warning("archive: %s", trouble or f"the table {self._path.name!r} can be read again")
-
-
-def marked_table(mark: Path) -> str | None:
-    """The table id in a sink's mark; None if the mark is missing or names something else."""
-    try:
-        named = json.loads(mark.read_bytes())
-    except FileNotFoundError:
-        return None
-    return str(named["table"]) if isinstance(named, dict) and "table" in named else None
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from stateside.cli.billing_tables import (
 )
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.query import client_of, floor_of, floored
-from stateside.cli.serve import bar
+from stateside.cli.tables import bar
 from stateside.core.errors import RequestInvalid
 
 _SHARE = click.FloatRange(0, 1)
@@ -90,7 +90,7 @@ def generate(
 def report_text(found: dict[str, object]) -> str:
     """The expected outcome, for people."""
     from stateside.billing.money import format_micros
-    from stateside.cli.billing_tables import columns
+    from stateside.cli.tables import columns
 
     periods, events, letters = found["periods"], found["events"], found["dead_letters"]
     assert isinstance(periods, list)

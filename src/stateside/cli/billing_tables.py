@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateside.billing.money import format_micros
+from stateside.cli.tables import columns
 from stateside.core.clock import age_text
 
 if TYPE_CHECKING:
@@ -152,15 +153,3 @@ def _range(unknown: Mapping[str, Any]) -> str:
 def stamp_text(stamp: Mapping[str, Any]) -> str:
     """The stamp in a line."""
     return f"at batch {stamp['batch']}, position {stamp['position']}, {age_text(stamp['age_ms'])} old"
-
-
-def columns(rows: Sequence[Row], sides: str) -> str:
-    """Rows side by side, each column as wide as its widest cell, aligned by `sides` (l or r)."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(sides))] if rows else []
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if side == "l" else cell.rjust(width)
-            for cell, width, side in zip(row, widths, sides, strict=True)
-        ).rstrip()
-        for row in rows
-    )

@@ -21,8 +21,7 @@ import click
 from stateside.cli.applications import append
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.kafka import create, journal_at, journal_place, kafka_option, kafka_statistics, query_views
-from stateside.cli.serve import bar
-from stateside.cli.tables import readable, show_json
+from stateside.cli.tables import bar, readable, show_json
 from stateside.core.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
@@ -249,7 +248,7 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
     """
     with query_views(folder, kafka) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
-        position = follow(lambda progress: watch(progress.events, progress.total))
+        position = follow(watch)
     click.echo(json_line({"position": str(position)}) if as_json else str(position))
 
 

@@ -1,8 +1,8 @@
-"""`stateside serve`: serves an application's views, or the views of any query's checkpoint. Also progress bars."""
+"""`stateside serve`: serves an application's views, or the views of any query's checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any
     """
     from rich.console import Console
 
-    from stateside.serving.follower import LoadBars
+    from stateside.cli.tables import LoadBars
 
     tailing: dict[str, Any] = {"listening": lambda: click.echo("\n".join(told), err=True)}
     tailing |= {} if share is None else {"share": share}
@@ -165,19 +165,3 @@ def _tailing(share: Share | None, told: Sequence[str]) -> Iterator[dict[str, Any
         yield tailing | {"watch": bars}
     finally:
         bars.close()
-
-
-@contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for people; without a terminal, nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,17 +1,24 @@
-"""Answers on the terminal: tables for people, JSON for machines."""
+"""Output on the terminal: tables and progress bars for people, JSON for machines."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stateside.core.clock import age_text
+from stateside.core.progress import Watch, nobody
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from stateside.replica.load_progress import LoadProgress
     from stateside.serving.clients import Answer, Change, Stamp
 
 MICROS: Final = "_micros"  # suffix of amount columns, shown in whole units
@@ -92,32 +99,39 @@ def readable(name: str, value: Any) -> str:
 
 
 def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     if not rows:
         click.echo("no rows")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(name.removesuffix(MICROS), justify="right" if numeric else "left", no_wrap=True)
+    numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in names]
+    click.echo(
+        columns(
+            [[readable(name, row.get(name)) for name in names] for row in rows],
+            "".join("r" if each else "l" for each in numeric),
+            head=[name.removesuffix(MICROS) for name in names],
+        )
+    )
+
+
+def columns(rows: Sequence[Sequence[str]], sides: str, head: Sequence[str] | None = None) -> str:
+    """Rows in aligned columns; `sides` has l or r for each column. With a `head`, as wide as the terminal at most."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return ""
+    table = Table(box=None, show_header=head is not None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name, side in zip(head or sides, sides, strict=True):
+        table.add_column(Text(name), justify="right" if side == "r" else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(_plain(readable(name, row.get(name))) for name in names))
+        table.add_row(*map(Text, row))
     console = Console()
-    if not console.is_terminal:
+    if head is None or not console.is_terminal:
         console = Console(width=_PIPE_CHARS, no_color=True)
     with console.capture() as shown:
         console.print(table)
-    click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
-
-
-def _plain(text: str) -> Any:
-    """A text without rich's markup, whatever brackets it has."""
-    from rich.text import Text
-
-    return Text(text)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
 def _amount(micros: int) -> str:
@@ -131,3 +145,47 @@ def _stamped(stamp: Stamp) -> str:
     share = "" if stamp.share is None else f", share {stamp.share}"
     source = "" if stamp.source == "live" else f", {stamp.source}"
     return f"{stamp.view}, batch {stamp.batch}{share}{source}, position {stamp.position}, {age_text(stamp.age_ms)} old"
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Watch]:
+    """A progress bar for people; without a terminal, nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield nobody
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class LoadBars:
+    """A progress bar for each view that bootstraps. The tails call `LoadBars`, each from its own thread."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[rows]:,} rows"), console=console)
+        self._lock = threading.Lock()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, told: LoadProgress) -> None:
+        """Show the progress of a bootstrap; a finished bootstrap's bar is removed."""
+        with self._lock:
+            if told.view not in self._tasks:
+                self._progress.start()
+                self._tasks[told.view] = self._progress.add_task(told.view, total=1.0, rows=told.rows)
+            self._progress.update(self._tasks[told.view], completed=told.done, rows=told.rows)
+            if told.done >= 1.0:
+                self._progress.remove_task(self._tasks.pop(told.view))
+            if not self._tasks:
+                self._progress.stop()
+
+    def close(self) -> None:
+        """Remove the bars: an abandoned bootstrap never reports its end."""
+        self._progress.stop()

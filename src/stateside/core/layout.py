@@ -52,11 +52,23 @@ and:
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.core.errors import CheckpointInvalid
+from stateside.core.json_file import JsonFile
+
+POINTER: JsonFile[str] = JsonFile(
+    "The pointer to the checkpoint",
+    lambda document: str(document["checkpoint"]),
+    lambda location: {"checkpoint": location},
+    damage=CheckpointInvalid,
+    next_step="Delete this folder, and serve the checkpoint again: replicas are rebuilt",
+    versions=(1,),
+)
+DEAD_LETTERS: JsonFile[int] = JsonFile(
+    "The number of dead letters", lambda document: int(document["count"]), lambda count: {"count": count}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +203,7 @@ class Layout:
 
     def pointed(self) -> str | None:
         """The path or URI in the pointer file; None in an application's own folder."""
-        try:
-            return str(json.loads(self.pointer.read_bytes())["checkpoint"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, LookupError, TypeError) as error:
-            raise CheckpointInvalid(
-                f"The pointer to the checkpoint cannot be read: {error!r}",
-                where=str(self.pointer),
-                next_step="Delete this folder, and serve the checkpoint again: replicas are rebuilt",
-            ) from error
+        return POINTER.read(self.pointer)
 
     @property
     def audit(self) -> Path:

@@ -63,14 +63,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                _bound(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children in order
-            )
+            self._process = spawn(command, output.fileno(), output.fileno(), environment)
 
     @property
     def pid(self) -> int:
@@ -98,6 +91,23 @@ class Child:
         """The last line of the output outside of stack traces."""
         told = [line for line in self.tail(200).splitlines() if line and not line[0].isspace()]
         return told[-1] if told else "none"
+
+
+def spawn(
+    command: Sequence[str], stdout: int, stderr: int, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that dies with its parent; `stdout` and `stderr` as for Popen.
+
+    In a session of its own: Ctrl-C reaches the parent alone, which then stops its children in order.
+    """
+    return subprocess.Popen(
+        _bound(command),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 async def run(command: Sequence[str], seconds_max: float) -> tuple[int, str, str]:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import secrets
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Final
 
 import pyarrow.fs as pafs
 
+from stateside.core.wait import wait_until
+
 CLOSED: Final = -1  # in place of a closed file's descriptor, a number that the system may give to another file
 
 _COPY_BYTES = 1 << 20
-
-_LOCK_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +172,6 @@ def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | No
     return handle
 
 
-def lock_within(path: Path, s_max: float, *, mode: int = 0o666) -> int | None:
+def lock_within(path: Path, s_max: float, *, shared: bool = False, mode: int = 0o666) -> int | None:
     """As `try_lock`, retried for `s_max` seconds; None if another process holds the lock throughout."""
-    deadline_s = time.monotonic() + s_max
-    while (handle := try_lock(path, mode=mode)) is None and time.monotonic() <= deadline_s:
-        time.sleep(_LOCK_LOOK_S)
-    return handle
+    return wait_until(lambda: try_lock(path, shared=shared, mode=mode), s_max)

@@ -31,12 +31,12 @@ import lmdb
 import pyarrow as pa
 
 from stateside.core.errors import JournalAway
+from stateside.core.lmdb import growing, open_environment, write
 from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.columns import SCHEMA
 from stateside.journal.contract import Log
-from stateside.journal.lmdb import open_environment
 
 MAP_BYTES_START = 64 << 20
 _HASH_BYTES = 16
@@ -71,22 +71,19 @@ class Index:
     def write(self, numbers: Iterable[tuple[bytes, int]], covers: int, *, overwrite: bool) -> None:
         """Add numbers; the index then has all events before `covers`. Without `overwrite` existing numbers stay."""
         items = [(hash_, _NUMBER.pack(number)) for hash_, number in sorted(numbers)]
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    transaction.cursor(self._numbers).putmulti(items, overwrite=overwrite)
-                    transaction.put(b"journal", self._journal, db=self._meta)
-                    transaction.put(b"covers", _NUMBER.pack(covers), db=self._meta)
-                break
-            except lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+
+        def put(transaction: lmdb.Transaction) -> None:
+            transaction.cursor(self._numbers).putmulti(items, overwrite=overwrite)
+            transaction.put(b"journal", self._journal, db=self._meta)
+            transaction.put(b"covers", _NUMBER.pack(covers), db=self._meta)
+
+        write(self._environment, put)
         self.covers = covers
 
     def _open(self) -> None:
         self._directory.mkdir(exist_ok=True)  # no parents: fails if the journal itself is away
-        path = self._directory / "data.mdb"
-        map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = open_environment(self._directory, max_dbs=2, map_size=map_bytes, metasync=False)
+        map_bytes = growing(self._directory, MAP_BYTES_START)
+        self._environment = open_environment(self._directory, databases_max=2, map_bytes=map_bytes)
         self._numbers, self._meta = (self._environment.open_db(name) for name in (self._name, b"meta"))
 
     def __enter__(self) -> Index:

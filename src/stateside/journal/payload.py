@@ -41,8 +41,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 import pyarrow.types as pt
 
-from stateside.core.errors import EventRefused, StateError, ViewInvalid
-from stateside.core.storage import write_atomically
+from stateside.core.errors import EventRefused, ViewInvalid
+from stateside.core.json_file import JsonFile
 from stateside.journal.event import Event, json_bytes
 
 Check = Callable[[Any], bool]
@@ -294,14 +294,25 @@ class ViewFields:
 
     @classmethod
     def of(cls, given: Mapping[str, str | list[str]]) -> ViewFields:
-        schema = pa.ipc.read_schema(pa.py_buffer(b64decode(str(given["schema"]))))
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(b64decode(str(given["schema"]))))
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"the schema cannot be read: {error}") from error
         return cls(str(given["fields"]), schema, tuple(given["types"]), tuple(given["tags"]))
+
+
+FIELDS: JsonFile[Mapping[str, ViewFields]] = JsonFile(
+    "The declared fields",
+    lambda document: {name: ViewFields.of(view) for name, view in document["views"].items()},
+    lambda views: {"views": {name: view.as_dict() for name, view in views.items()}},
+    next_step="Delete the file: the next run of the application writes it again",
+    indent=1,
+)
 
 
 def keep_fields(path: Path, views: Mapping[str, ViewFields]) -> None:
     """Write `fields.json`, without views that declare no fields."""
-    content = {"views": {name: view.as_dict() for name, view in views.items() if len(view.schema)}}
-    write_atomically(path, json.dumps(content, indent=1).encode())
+    FIELDS.write(path, {name: view for name, view in views.items() if len(view.schema)})
 
 
 class DeclaredFields:
@@ -344,17 +355,8 @@ class DeclaredFields:
 
 
 def _load(path: Path) -> tuple[ViewFields, ...]:
-    try:
-        views = json.loads(path.read_bytes())["views"].values()
-        rules = [ViewFields.of(view) for view in views]
-    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise StateError(
-            f"The declared fields cannot be read: {error!r}",
-            where=str(path),
-            next_step="Delete the file: the next run of the application writes it again",
-        ) from error
     distinct: list[ViewFields] = []
-    for rule in rules:
+    for rule in (FIELDS.read(path) or {}).values():
         if rule not in distinct:
             distinct.append(rule)
     return tuple(distinct)

@@ -18,19 +18,19 @@ The probe (`check_folder`) finds out whether an application's folder can hold a 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stateside.core.errors import LeaseInvalid, SettingInvalid
-from stateside.core.storage import sync_directory, write_atomically
+from stateside.core.errors import LeaseInvalid, SettingInvalid, StateError
+from stateside.core.json_file import JsonFile
+from stateside.core.storage import sync_directory
 
 FOLDER_NAME = "lease"
 EPOCHS_KEPT = 100  # for people who investigate
@@ -113,7 +113,7 @@ class Lease:
         temporary = self._claims / f".{claim.epoch}.{secrets.token_hex(8)}"
         try:
             with temporary.open("xb") as file:
-                file.write(json.dumps(asdict(claim)).encode())
+                file.write(_claim_file(claim.epoch).encode(claim))
                 file.flush()
                 os.fsync(file.fileno())
             won = _link(temporary, named)
@@ -131,53 +131,50 @@ class Lease:
 
     def renew(self, epoch: int, renewal: Renewal) -> None:
         """Give a sign of life. Not durable unless released: after a loss of power the leader is gone as well."""
-        content = json.dumps(asdict(renewal)).encode()
-        write_atomically(self._renewal_file(epoch), content, durable=renewal.released, make_folder=False)
+        _RENEWAL.write(self._renewal_file(epoch), renewal, durable=renewal.released)
 
     def ask(self, asked: TakeoverRequest) -> None:
         """Ask the leader of an epoch to hand over. The last request wins."""
-        write_atomically(self.folder / "asked.json", json.dumps(asdict(asked)).encode(), make_folder=False)
+        _REQUEST.write(self.folder / "asked.json", asked)
 
     def asked(self, epoch: int) -> TakeoverRequest | None:
         """The request to the leader of this epoch."""
-        try:
-            asked = TakeoverRequest(**_document((self.folder / "asked.json").read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
-        return asked if asked.epoch == epoch else None
+        asked = _REQUEST.read_if_valid(self.folder / "asked.json")
+        return asked if asked is not None and asked.epoch == epoch else None
 
     def _renewal_file(self, epoch: int) -> Path:
         return self._renewals / f"{epoch}.json"
 
     def _read_claim(self, epoch: int) -> Claim:
         path = self._claims / f"{epoch}.json"
-        try:
-            claim = Claim(**_document(path.read_bytes()))
-            if claim.epoch == epoch:
-                return claim
-            error: Exception = ValueError(f"it is of epoch {claim.epoch}")
-        except (ValueError, TypeError) as broken:
-            error = broken
-        raise LeaseInvalid(
-            f"The claim of epoch {epoch} cannot be read: {error}",
-            where=str(path),
-            next_step="Stop every run of this application, then delete its folder `lease`: the next run makes it",
-        )
+        return _claim_file(epoch).decode(path.read_bytes(), str(path))
+
+
+def _claim_file(epoch: int) -> JsonFile[Claim]:
+    def parse(document: Any) -> Claim:
+        claim = Claim(**document)
+        if claim.epoch != epoch:
+            raise ValueError(f"it is of epoch {claim.epoch}")
+        return claim
+
+    return JsonFile(
+        f"The claim of epoch {epoch}",
+        parse,
+        damage=LeaseInvalid,
+        next_step="Stop every run of this application, then delete its folder `lease`: the next run makes it",
+    )
+
+
+_RENEWAL = JsonFile("The renewal of the lease", lambda document: Renewal(**document), make_folder=False)
+_REQUEST = JsonFile("The request to hand over", lambda document: TakeoverRequest(**document), make_folder=False)
 
 
 def read_renewal(sign: bytes) -> Renewal:
     """Parse a renewal; a file that a loss of power left empty is an empty renewal."""
     try:
-        return Renewal(**_document(sign))
-    except (ValueError, TypeError):
+        return _RENEWAL.decode(sign, "")
+    except StateError:
         return Renewal()
-
-
-def _document(content: bytes) -> dict[str, Any]:
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
-    return found
 
 
 def _link(temporary: Path, named: Path) -> bool:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stateside.core.clock import Clock
 from stateside.core.errors import IdentityTaken, LeaseInvalid, SettingInvalid
-from stateside.core.storage import write_atomically
+from stateside.core.json_file import JsonFile
 from stateside.leadership.lease import FOLDER_NAME, Lease, LeaseWatch, read_renewal
 
 MemberState = Literal["starting", "standing by", "leading"]
@@ -39,6 +39,9 @@ class Member:
     host: str
     pid: int
     time_us: int
+
+
+_MEMBER = JsonFile("A member's report", lambda document: Member(**document), durable=False, make_folder=False)
 
 
 class Membership:
@@ -84,7 +87,7 @@ class Membership:
     def _write(self, state: MemberState) -> None:
         self._count += 1
         member = Member(self._token, state, self._count, self._host, self._pid, self._clock.now_us())
-        write_atomically(self._path, json.dumps(asdict(member)).encode(), durable=False, make_folder=False)
+        _MEMBER.write(self._path, member)
 
     def _taken(self, content: bytes) -> IdentityTaken:
         other = _document(content)
@@ -100,9 +103,11 @@ def members(root: Path) -> dict[str, Member]:
     found = {}
     for path in sorted((root / FOLDER_NAME / "members").glob("[!.]*.json")):
         try:
-            found[path.stem] = Member(**_document(path.read_bytes()))
-        except (OSError, TypeError):
+            member = _MEMBER.read_if_valid(path)
+        except OSError:
             continue
+        if member is not None:
+            found[path.stem] = member
     return found
 
 

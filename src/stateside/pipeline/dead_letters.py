@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.errors import RequestInvalid, StatesideError
-from stateside.core.layout import Layout
+from stateside.core.layout import DEAD_LETTERS, Layout
 from stateside.core.positions import Position
 from stateside.core.storage import write_atomically
 from stateside.journal.columns import decode
@@ -240,7 +240,7 @@ class DeadLetters:
         opened = table.opened()
         opened.tidy()
         count = opened.read(["view"], pc.field("view") == self._view).num_rows
-        write_atomically(self._places.dead_letters, json.dumps({"count": count}).encode())
+        DEAD_LETTERS.write(self._places.dead_letters, count)
         return stored
 
     def _table(self) -> ArchiveTable:

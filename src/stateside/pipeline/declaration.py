@@ -27,7 +27,7 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import DataFrameSource, JournalEvents, Source
 from stateside.spark_state.batch_log import Checkpoint, Plan
 from stateside.spark_state.types import Primitive, parse_type
-from stateside.views.catalogue import Catalogue, KeyColumn
+from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,7 +82,7 @@ def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_c
     """`check`, then write both files."""
     check(catalogue, plan, places, accept_changes=accept_changes)
     if catalogue is not None:
-        write_atomically(places.catalogue, catalogue.as_json())
+        CATALOGUE.write(places.catalogue, catalogue)
     write_atomically(places.plan, plan.encode())
 
 

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from pathlib import Path
 
 from stateside.core.errors import PipelineRunning
 from stateside.core.layout import Layout
-from stateside.core.storage import try_lock
+from stateside.core.storage import lock_within, try_lock
 from stateside.views.savepoint import check_whole
 
 WAIT_S_MAX = 30.0
-_PAUSE_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +33,17 @@ def acquire(path: Path, wait_s: float = WAIT_S_MAX, *, shared: bool = False) -> 
     CheckpointInvalid if a savepoint restore was interrupted in this folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait_s
-    told = False
-    while (handle := try_lock(path, shared=shared)) is None:
-        if time.monotonic() >= deadline:
-            raise PipelineRunning(
-                f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
-                where=str(path.parent),
-                next_step="Stop it, or give this one another --dir",
-            )
-        if not told:
+    handle = try_lock(path, shared=shared)
+    if handle is None:
+        if wait_s:
             log.warning("waiting for the Spark driver of this folder to end (process %s)", holders(path))
-            told = True
-        time.sleep(_PAUSE_S)
+        handle = lock_within(path, wait_s, shared=shared)
+    if handle is None:
+        raise PipelineRunning(
+            f"Another Spark driver (process {holders(path)}) still runs on this folder after {wait_s:.0f} s",
+            where=str(path.parent),
+            next_step="Stop it, or give this one another --dir",
+        )
     try:
         check_whole(Layout(path.parent))
     except BaseException:

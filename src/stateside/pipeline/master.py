@@ -16,10 +16,10 @@ import re
 import socket
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 from stateside.core.errors import ClusterAway, SettingInvalid
+from stateside.core.wait import retry
 
 REACH_S_MAX = 10.0  # covers a master that is still starting
 _PORT_MAX = 65_535
@@ -39,18 +39,18 @@ def masters_of(master: str) -> list[tuple[str, int]]:
 
 def check_reachable(master: str, wait_s: float = REACH_S_MAX) -> None:
     """ClusterAway if no address of a standalone cluster accepts a connection within `wait_s`."""
-    addresses, deadline = masters_of(master), time.monotonic() + wait_s
-    while addresses:
+    addresses = masters_of(master)
+
+    def check() -> None:
         refusals = [_refusal(address, wait_s) for address in addresses]
-        if None in refusals:
-            return
-        if time.monotonic() > deadline:
+        if addresses and None not in refusals:
             told = (f"{host}:{port} {refusal}" for (host, port), refusal in zip(addresses, refusals, strict=True))
             raise ClusterAway(
                 f"No Spark master answers: {'; '.join(told)}",
                 next_step="Check --master, and that a master runs there (a local one: stateside dev cluster)",
             )
-        time.sleep(_LOOK_S)
+
+    retry(check, ClusterAway, wait_s, _LOOK_S)
 
 
 def cluster_conf(master: str) -> dict[str, str]:

@@ -33,6 +33,7 @@ from stateside.core.errors import StatesideError, ViewInvalid
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
+from stateside.core.wait import wait_until
 from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
 from stateside.journal.payload import keep_fields
@@ -148,7 +149,7 @@ class Runner:
             if view.name not in self._app.views and heartbeat is not None and heartbeat.state != "removed":
                 log.warning("the view %s is not declared any more: its last rows are served on", view.name)
                 removed = replace(heartbeat, state="removed", why=None)
-                write_atomically(view.heartbeat, removed.as_json(), durable=False, make_folder=False)
+                removed.save(view.heartbeat)
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:
@@ -192,12 +193,9 @@ class Runner:
             return
         for query in self._queries:
             query.hold_no_longer()
-        deadline = time.monotonic() + self._settings.stop_s_max
-        while not all(query.quiet() for query in self._queries):
-            if time.monotonic() >= deadline:
-                log.warning("stopping in the middle of a batch, which the next run repeats")
-                return
-            time.sleep(_STOP_POLL_S)
+        quiet = wait_until(lambda: all(q.quiet() for q in self._queries), self._settings.stop_s_max, _STOP_POLL_S)
+        if not quiet:
+            log.warning("stopping in the middle of a batch, which the next run repeats")
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
@@ -222,7 +220,7 @@ class Runner:
         if stopped and heartbeat.state != "failed":
             heartbeat = replace(heartbeat, state="stopped", why=None)
         place = self._layout.view(query.view.name).heartbeat
-        write_atomically(place, heartbeat.as_json(), durable=False, make_folder=False)
+        heartbeat.save(place)
         self._tell(query.view.name, heartbeat, finished)
         self._note_journal(self._layout.view(query.view.name))
 

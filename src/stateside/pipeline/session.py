@@ -16,7 +16,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from stateside.core.errors import ClusterAway, PipelineFailed, SettingInvalid
 from stateside.core.processes import current_umask
+from stateside.core.wait import wait_until
 from stateside.pipeline.driver_lock import note_holder
 from stateside.pipeline.failures import reason
 from stateside.pipeline.java import java_environment, launcher_folder, write_whole
@@ -226,19 +226,18 @@ def _no_context(settings: SparkConf, log: Path, error: Py4JError) -> PipelineFai
 
 def _await_executor(context: SparkContext, log: Path, wait_s: float) -> None:
     """Wait for an executor from the cluster. Spark itself would wait without end, and report it only in its log."""
-    told, deadline = context._jsc.sc(), time.monotonic() + wait_s
-    while told.getExecutorMemoryStatus().size() < 2:  # the driver is one of them
-        if time.monotonic() > deadline:
-            conf = context.getConf()
-            memory, cores = conf.get("spark.executor.memory", "1g"), conf.get("spark.executor.cores", "1")
-            raise ClusterAway(
-                f"The cluster at {context.master} has given no executor within {wait_s:g} s: each needs {memory} of a "
-                f"worker's memory and {cores} of its cores, free",
-                where=str(log),
-                next_step="Start a worker, or end what takes its room, or let executors be smaller:"
-                " --spark spark.executor.memory=512m",
-            )
-        time.sleep(_LOOK_S)
+    told = context._jsc.sc()
+    if wait_until(lambda: told.getExecutorMemoryStatus().size() > 1, wait_s, _LOOK_S):  # the driver is one of them
+        return
+    conf = context.getConf()
+    memory, cores = conf.get("spark.executor.memory", "1g"), conf.get("spark.executor.cores", "1")
+    raise ClusterAway(
+        f"The cluster at {context.master} has given no executor within {wait_s:g} s: each needs {memory} of a "
+        f"worker's memory and {cores} of its cores, free",
+        where=str(log),
+        next_step="Start a worker, or end what takes its room, or let executors be smaller:"
+        " --spark spark.executor.memory=512m",
+    )
 
 
 @contextmanager

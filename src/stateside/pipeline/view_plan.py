@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from py4j.protocol import Py4JError
 
 from stateside.core.errors import PipelineFailed, StatesideError, ViewInvalid
 from stateside.core.layout import Layout
+from stateside.core.wait import wait_until
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.derivation import derive_catalogue, derive_state_catalogue
@@ -95,10 +95,7 @@ class Planner:
 
 def _has_lost_spark(error: Exception, session: SparkSession) -> bool:
     """Whether Spark's process has ended. A connection breaks shortly before the end is visible."""
-    deadline = time.monotonic() + (_END_S_MAX if isinstance(error, Py4JError | OSError) else 0)
-    while not (ended := has_ended(session)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return ended
+    return wait_until(lambda: has_ended(session), _END_S_MAX if isinstance(error, Py4JError | OSError) else 0)
 
 
 def _check_streaming(view: View, frame: object) -> None:

@@ -7,7 +7,7 @@ compared with the replica, which applies the difference.
 2. Secure the files, by links or copies in the replica's folder: Spark may delete its own at any moment.
 3. Fill a new environment beside the present one, with all rows in key order and with the rollups, in bounded memory.
    Readers do not see the new environment.
-4. Make the new environment durable, then let it replace the old one, atomically (`generations`).
+4. Make the new environment durable, then let it replace the old one, atomically (`core.generations`).
 
 A crash before step 4 leaves the old replica, a crash after it the new one. The next start removes leftovers.
 
@@ -42,10 +42,10 @@ import lmdb
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.storage import Storage
-from stateside.replica import generations, lists
+from stateside.replica import lists
+from stateside.replica.environment import Databases, loading_folder, open_environment, sync, write
 from stateside.replica.integrity import Integrity
 from stateside.replica.key_table import Ordered
-from stateside.replica.lmdb import Databases, open_environment, sync, write
 from stateside.replica.load_progress import LoadCounter, Watch, nobody
 from stateside.replica.rollup_tables import Rollups
 from stateside.replica.shard import Share
@@ -244,7 +244,7 @@ class Bootstrap:
     ) -> None:
         self._checkpoint, self._operator, self._writer = checkpoint, operator, writer
         self._prefixed, self._view = prefixed, view
-        self._scratch = generations.loading(writer.directory)
+        self._scratch = loading_folder(writer.directory)
         self._choice: Choice | None = None
         self._only: int | None = None
         self._damaged: dict[str, CheckpointInvalid] = {}  # snapshots to skip, by name

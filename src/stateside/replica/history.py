@@ -28,8 +28,8 @@ from typing import Any
 import lmdb
 
 from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.environment import Databases, Tables
 from stateside.replica.key_table import Changes
-from stateside.replica.lmdb import Databases, Tables
 
 HISTORY_S = 600  # an older batch stays readable for this long after the next one was applied
 HISTORY_BYTES_MAX = 1 << 30  # …unless the undo records exceed this size

@@ -35,7 +35,7 @@ from stateside.replica.checksums import (
     damaged,
     found,
 )
-from stateside.replica.lmdb import LOCK_BYTES_MIN, Tables
+from stateside.replica.environment import LOCK_BYTES_MIN, Tables
 
 BRANCHES_MAX: Final = 4_096  # cached by a process for each replica: about 20 KB each, enough for 10 million rows
 

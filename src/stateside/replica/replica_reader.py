@@ -18,8 +18,7 @@ from typing import Final
 import lmdb
 
 from stateside.core.errors import ReplicaInvalid
-from stateside.replica import generations
-from stateside.replica.lmdb import Tables, open_environment
+from stateside.replica.environment import Tables, current_folder, current_sign, open_environment
 from stateside.replica.page_reader import VerifiedPages, verified_tables
 from stateside.replica.snapshot import Snapshot, snapshot_as_of
 
@@ -71,8 +70,8 @@ class ReplicaReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._sign = generations.sign(directory)
-        self._opened = self._open(generations.current(directory))
+        self._sign = current_sign(directory)
+        self._opened = self._open(current_folder(directory))
 
     def snapshot(self, as_of: int | None = None, fingerprint: str | None = None) -> Look:
         """A consistent snapshot of the replica; to be closed soon, as it holds old pages.
@@ -85,7 +84,7 @@ class ReplicaReader:
     def take(self) -> Opened:
         """The current environment; stays open until `give_back`. ReplicaInvalid if unusable."""
         with self._lock:
-            if generations.sign(self._directory) != self._sign:
+            if current_sign(self._directory) != self._sign:
                 self._follow()
             opened = self._opened
             opened.snapshots += 1
@@ -107,15 +106,15 @@ class ReplicaReader:
             try:
                 return _opened(folder)
             except (FileNotFoundError, ReplicaInvalid):
-                sign = generations.sign(self._directory)
+                sign = current_sign(self._directory)
                 if sign == self._sign:
                     raise
-                self._sign, folder = sign, generations.current(self._directory)
+                self._sign, folder = sign, current_folder(self._directory)
 
     def _follow(self) -> None:
         """Switch to the environment that replaced the present one; stay if the new one was removed by hand."""
-        before, sign = self._opened, generations.sign(self._directory)
-        folder = generations.current(self._directory)
+        before, sign = self._opened, current_sign(self._directory)
+        folder = current_folder(self._directory)
         if folder != before.folder:
             with suppress(FileNotFoundError):
                 self._opened = self._open(folder)

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from stateside.core.errors import HistoryGone, NotFreshEnough
 from stateside.replica.batch_marker import AppliedBatch
+from stateside.replica.environment import Tables
 from stateside.replica.history import ROLLUPS, ROWS, Entry, History, UndoRecord
 from stateside.replica.key_table import OrderedRows
-from stateside.replica.lmdb import Tables
 from stateside.replica.rollup_tables import Kept, parse_computed, parse_kept
 from stateside.replica.shard import Share
 from stateside.views.catalogue import Computed

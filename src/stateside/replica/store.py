@@ -1,6 +1,6 @@
 """The replica's LMDB environment: rows in key order and their batch, always updated together.
 
-`generations` names the current environment of the replica's folder; readers follow when another one replaces it.
+`environment` finds the current environment of the replica's folder; readers follow when another one replaces it.
 
 rows:     encoded key -> row              (see `keys`; a row is the state's UnsafeRow value)
 rollups:  number, coarser key -> sums     (see `rollup_tables`; computed from the rows)
@@ -30,16 +30,26 @@ from typing import TypeVar
 
 import lmdb
 
+from stateside.core import generations
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import ReplicaInvalid, StatesideError
 from stateside.core.storage import try_lock
-from stateside.replica import generations, lists
+from stateside.replica import lists
 from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.checksums import ReplicaDamaged, Standing, Unchecked, is_begun
+from stateside.replica.environment import (
+    Databases,
+    Tables,
+    clean_up,
+    current_folder,
+    full_disk,
+    move_aside,
+    open_environment,
+    write,
+)
 from stateside.replica.history import HistoryWriter, Keep
 from stateside.replica.integrity import Integrity
 from stateside.replica.key_table import Changes, Ordered, OrderedRows, in_order
-from stateside.replica.lmdb import Databases, Tables, full_disk, open_environment, write
 from stateside.replica.page_reader import VerifiedPages, verified_tables
 from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.rollup_tables import Kept, Rollups
@@ -71,7 +81,7 @@ class ReplicaWriter:
         self._lock: int | None = _lock(directory)
         try:
             self._mend_pointer()
-            generations.clean(directory)
+            clean_up(directory)
             self._open()
         except BaseException:
             os.close(self._lock)
@@ -110,7 +120,7 @@ class ReplicaWriter:
         self._close_environment()
         before = self._folder
         self._begin_invalid(why, name)
-        aside = generations.set_aside(self.directory, before)
+        aside = move_aside(self.directory, before)
         self._open(empty=True)
         return aside
 
@@ -177,7 +187,7 @@ class ReplicaWriter:
         self._integrity.stand(Standing.REPLACED)
         self._close_environment()
         self._open()
-        generations.clean(self.directory)
+        clean_up(self.directory)
 
     def differences(self, folder: Path) -> list[lists.Plain]:
         """The changes from this replica's rows to those of the environment in this folder, in key order."""
@@ -222,14 +232,14 @@ class ReplicaWriter:
     def _mend_pointer(self) -> None:
         """If the current environment is unknown, begin an empty one, to be bootstrapped."""
         try:
-            self._folder = generations.current(self.directory)
+            self._folder = current_folder(self.directory)
         except ReplicaInvalid as error:
             log.error("%s It is rebuilt from the checkpoint", error)
             self._begin_invalid(error.what, None)
 
     def _open(self, *, empty: bool = False) -> None:
         """Open the current environment; if damaged, or without checksums, replace it by an `empty` one."""
-        self._folder = generations.current(self.directory)
+        self._folder = current_folder(self.directory)
         self._checked_s = 0.0
         self._rollups = Rollups()
         try:
@@ -244,7 +254,7 @@ class ReplicaWriter:
                 raise  # the disk cannot be trusted: the caller retries later
             before = self._folder
             self._begin_invalid(error.what, None)
-            aside = generations.set_aside(self.directory, before)
+            aside = move_aside(self.directory, before)
             log.error("%s. It is moved to %s, and rebuilt from the checkpoint", error.what, aside)
             self._open(empty=True)
 

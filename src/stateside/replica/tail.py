@@ -27,13 +27,13 @@ from watchfiles._rust_notify import RustNotify, WatchfilesRustInternalError
 from stateside.core.errors import CheckpointGap, CheckpointInvalid, ReplicaInvalid, StatesideError
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
-from stateside.replica import generations, lists
+from stateside.replica import lists
 from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.bootstrap import Bootstrap, LoadStopped
 from stateside.replica.checksums import ReplicaDamaged
+from stateside.replica.environment import full_disk, loading_folder
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.lmdb import full_disk
 from stateside.replica.load_progress import Watch, nobody
 from stateside.replica.rollup_tables import Rollups, rollups_of
 from stateside.replica.shard import Share, SharedTranslator
@@ -459,7 +459,7 @@ class Tail:
         if applied is not None and applied.partitions != partitions:
             return [*self._repartitioned(commit.batch, applied.partitions, partitions)]
         operator, prefixed, translator = self._catalogue.operator, self._prefixed(), self._made_translator()
-        scratch = generations.loading(self._writer.directory) / "version"
+        scratch = loading_folder(self._writer.directory) / "version"
         changes: list[lists.Change] = []
         for partition in range(partitions):
             changelog = read_batch_changes(

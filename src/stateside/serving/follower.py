@@ -1,7 +1,4 @@
-"""The follower: keeps the replicas of a folder's views up to date, one thread per view, in the server's main process.
-
-`LoadBars` shows the progress of replicas that bootstrap before they answer with the newest batch.
-"""
+"""Keeps the replicas of a folder's views up to date, one thread per view, in the server's main process."""
 
 from __future__ import annotations
 
@@ -11,12 +8,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 from stateside.core.errors import StatesideError
 from stateside.core.layout import Layout, ViewLayout
-from stateside.replica.load_progress import LoadProgress
 from stateside.replica.tail import Tail
 from stateside.serving.foreign import Foreign
 from stateside.serving.rows.foreign_job import ForeignJob
@@ -129,29 +122,3 @@ class Follower:
         if self._note != (told.note or ""):
             self._note = told.note or ""
             log.warning("%s", self._note or f"Views served: {', '.join(view.name for view in self._layout.views())}")
-
-
-class LoadBars:
-    """A progress bar for each view that bootstraps. The tails call `LoadBars`, each from its own thread."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[rows]:,} rows"), console=console)
-        self._lock = threading.Lock()
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, told: LoadProgress) -> None:
-        """Show the progress of a bootstrap; a finished bootstrap's bar is removed."""
-        with self._lock:
-            if told.view not in self._tasks:
-                self._progress.start()
-                self._tasks[told.view] = self._progress.add_task(told.view, total=1.0, rows=told.rows)
-            self._progress.update(self._tasks[told.view], completed=told.done, rows=told.rows)
-            if told.done >= 1.0:
-                self._progress.remove_task(self._tasks.pop(told.view))
-            if not self._tasks:
-                self._progress.stop()
-
-    def close(self) -> None:
-        """Remove the bars: an abandoned bootstrap never reports its end."""
-        self._progress.stop()

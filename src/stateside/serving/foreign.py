@@ -9,21 +9,20 @@ other views.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.core.errors import CheckpointInvalid, RequestInvalid, StatesideError, ViewInvalid
-from stateside.core.layout import Layout, ViewLayout
-from stateside.core.storage import Storage, try_lock, write_atomically
+from stateside.core.layout import POINTER, Layout, ViewLayout
+from stateside.core.storage import Storage, try_lock
 from stateside.serving.rows.foreign_job import ForeignJob
 from stateside.serving.rows.shape import Shape
 from stateside.serving.rows.values import described, type_name
 from stateside.spark_state.checkpoint_folder import FoundCheckpoint, examine, located, reading
 from stateside.spark_state.types import parse_type
-from stateside.views.catalogue import Catalogue
+from stateside.views.catalogue import CATALOGUE, Catalogue
 from stateside.views.declaration_file import Declarations
 from stateside.views.inference import Inferred, Refusal, infer, safe_name
 from stateside.views.state_catalogue import completed
@@ -114,9 +113,9 @@ class Foreign:
             if view.name not in names:
                 view.catalogue.unlink(missing_ok=True)  # a view of the previous query
         for catalogue in inferred.views:
-            path, content = self.layout.view(catalogue.view).catalogue, catalogue.as_json()
-            if not path.exists() or path.read_bytes() != content:
-                write_atomically(path, content)
+            path = self.layout.view(catalogue.view).catalogue
+            if not path.exists() or path.read_bytes() != CATALOGUE.encode(catalogue):
+                CATALOGUE.write(path, catalogue)
 
     def _take(self) -> None:
         """Mark the folder as this checkpoint's; RequestInvalid if the folder is in use for something else."""
@@ -127,8 +126,7 @@ class Foreign:
                     f"The folder {self.layout.root} is in use for something else",
                     next_step="Give a --dir of its own for this checkpoint's replicas, or leave it out",
                 )
-            content = json.dumps({"version": 1, "checkpoint": self.location}).encode()
-            write_atomically(self.layout.pointer, content)
+            POINTER.write(self.layout.pointer, self.location)
         elif pointed != self.location:
             raise RequestInvalid(
                 f"The folder {self.layout.root} has the replicas of another checkpoint, {pointed}",

@@ -19,7 +19,6 @@ import base64
 import os
 import signal
 import subprocess
-import time
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from stateside.core.errors import SetupError
 from stateside.core.ports import LOOPBACK, listener, refusal
 from stateside.core.processes import Child, free_port
+from stateside.core.wait import retry, wait_until
 from stateside.pipeline.jars import fetch
 from stateside.pipeline.java import find_java
 
@@ -123,15 +123,13 @@ class Broker:
         """The controller creates a topic shortly before the broker learns of it."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        deadline = time.monotonic() + ANSWER_S_MAX
-        while True:
-            try:
-                admin.describe_topics(TopicCollection([name]))[name].result(ANSWER_S_MAX)
-                return
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
-                    raise
-            time.sleep(_LOOK_S)
+        retry(
+            lambda: admin.describe_topics(TopicCollection([name]))[name].result(ANSWER_S_MAX),
+            KafkaException,
+            ANSWER_S_MAX,
+            _LOOK_S,
+            passes=lambda error: bool(error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART),
+        )
 
     def __enter__(self) -> Broker:
         try:
@@ -188,11 +186,9 @@ class Broker:
             )
 
     def _await_answer(self, child: Child) -> None:
-        deadline = time.monotonic() + START_S_MAX
-        while child.returncode() is None and time.monotonic() < deadline:
-            if self._answers():
-                return
-            time.sleep(_LOOK_S)
+        over = wait_until(lambda: child.returncode() is not None or self._answers(), START_S_MAX, _LOOK_S)
+        if over and child.returncode() is None:
+            return
         self.stop()
         raise SetupError(
             f"The Kafka broker does not answer; its last words: {child.last_words()}",

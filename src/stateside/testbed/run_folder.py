@@ -16,10 +16,14 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from stateside.core.errors import RequestInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.storage import write_atomically
 
 NOTE = "demo.json"
 _SIGNS_OF_AN_APPLICATION = ("journal", "views", "tables")
+_SETTINGS: JsonFile[Mapping[str, Any]] = JsonFile(
+    "The demo's settings", lambda document: document, dict, damage=RequestInvalid, next_step="Use a new --dir"
+)
 
 
 class StageFolder:
@@ -55,8 +59,8 @@ class StageFolder:
         note = self.root / NOTE
         if not note.exists():
             self._refuse_another_application()
-            write_atomically(note, json.dumps(settings).encode())
-        elif (found := _read(note)) != settings:
+            _SETTINGS.write(note, settings)
+        elif (found := _SETTINGS.load(note)) != settings:
             raise RequestInvalid(
                 f"This folder has a demo with {found}, now {settings} was asked for",
                 where=str(self.root),
@@ -71,15 +75,6 @@ class StageFolder:
                 where=str(self.root),
                 next_step="Use a new --dir",
             )
-
-
-def _read(note: Path) -> object:
-    try:
-        return json.loads(note.read_bytes())
-    except ValueError as error:
-        raise RequestInvalid(
-            f"The demo's settings are damaged: {error}", where=str(note), next_step="Use a new --dir"
-        ) from error
 
 
 class ForMachines(Protocol):

@@ -14,18 +14,18 @@ the user's code nor Spark. The stored rows depend on the catalogue's `kind`:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stateside.core.errors import CheckpointInvalid, ViewInvalid
+from stateside.core.json_file import JsonFile
 from stateside.spark_state.schema import Column, StateSchema
 from stateside.spark_state.types import parse_type
 
 VERSION = 4
-_VERSIONS_READ = (2, 3, 4)  # 2 had no computed columns, 3 no archive
+_VERSIONS = (2, 3, VERSION)  # 2 had no computed columns, 3 no archive
 
 Kind = Literal["aggregation", "session", "state-variable", "join", "groups"]
 
@@ -150,28 +150,15 @@ class Catalogue:
     archive: str | None = None
 
     def as_json(self) -> bytes:
-        document = asdict(self) | {"columns": [column.as_document() for column in self.columns]}
-        return json.dumps({"version": VERSION, **document}, indent=2).encode()
+        return CATALOGUE.encode(self)
+
+    def as_document(self) -> dict[str, Any]:
+        return asdict(self) | {"columns": [column.as_document() for column in self.columns]}
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Catalogue:
         """The catalogue in a file's content."""
-        try:
-            document: dict[str, Any] = json.loads(content)
-            version = document.pop("version")
-            if version in _VERSIONS_READ:
-                return _catalogue(document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointInvalid(
-                f"The catalogue cannot be read: {error}",
-                where=where,
-                next_step="Delete this file and start the view again: run rewrites it",
-            ) from error
-        raise CheckpointInvalid(
-            f"The catalogue cannot be read: it has version {version}, this Stateside writes {VERSION}",
-            where=where,
-            next_step="Run the view on a new folder, or with the Stateside that wrote it",
-        )
+        return CATALOGUE.decode(content, where)
 
     @classmethod
     def load(cls, path: Path) -> Catalogue:
@@ -220,6 +207,17 @@ def _catalogue(document: dict[str, Any]) -> Catalogue:
     window = Window(**window) if window else None
     computed = tuple(_computed(column) for column in document.pop("computed", ()))
     return Catalogue(**document, key=key, columns=columns, window=window, rollups=rollups, computed=computed)
+
+
+CATALOGUE = JsonFile(
+    "The catalogue",
+    _catalogue,
+    Catalogue.as_document,
+    damage=CheckpointInvalid,
+    next_step="Delete this file and start the view again: run rewrites it",
+    versions=_VERSIONS,
+    indent=2,
+)
 
 
 def _computed(document: dict[str, Any]) -> Computed:

@@ -14,13 +14,13 @@ A killed job wrote none of the last three: a heartbeat older than `SILENCE_S` me
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from stateside.core.errors import PositionInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.positions import Position
 
 State = Literal["running", "idle", "holding", "stopped", "failed", "removed"]
@@ -42,22 +42,21 @@ class Heartbeat:
     why: str | None = None
     end_us: int | None = None
 
-    def as_json(self) -> bytes:
-        end = None if self.source_end is None else str(self.source_end)
-        return json.dumps(asdict(self) | {"source_end": end}).encode()
-
     @classmethod
     def load(cls, path: Path) -> Heartbeat | None:
-        """The heartbeat in a file; None if the file is missing or unreadable.
+        """The heartbeat in a file; None if the file is missing or damaged, which is silence too."""
+        return _FILE.read_if_valid(path)
 
-        The file is not written durably: a loss of power may leave it empty, which is silence too.
-        """
-        try:
-            document = json.loads(path.read_bytes())
-            end = document.get("source_end")
-            return cls(**document | {"source_end": None if end is None else Position.parse(end)})
-        except (FileNotFoundError, ValueError, TypeError, AttributeError, PositionInvalid):
-            return None
+    def save(self, path: Path) -> None:
+        _FILE.write(path, self)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Heartbeat:
+        end = document.get("source_end")
+        return cls(**{**document, "source_end": None if end is None else Position.parse(end)})
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"source_end": None if self.source_end is None else str(self.source_end)}
 
     def state_at(self, now_us: int) -> State | Literal["down"]:
         """The state as a reader sees it at this time: `down` if the runner ended without a word."""
@@ -74,3 +73,6 @@ class Heartbeat:
             "removed": f"The application does not declare this view any more; its job stopped at {since}",
             "holding": "The job waits, and its log says for what",
         }.get(self.state_at(now_us))
+
+
+_FILE = JsonFile("The heartbeat", Heartbeat.parse, Heartbeat.as_dict, durable=False, make_folder=False)

@@ -25,20 +25,20 @@ state/OPERATOR/P/…                           of every partition the newest sna
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stateside.core.errors import CheckpointGap, CheckpointInvalid, OperatingError, PositionInvalid
+from stateside.core.errors import CheckpointGap, CheckpointInvalid, OperatingError
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
-from stateside.core.storage import Storage, lock_within, make_durable, sync_directory, write_atomically
+from stateside.core.storage import Storage, lock_within, make_durable, sync_directory
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.changelog import state_stem
 from stateside.spark_state.checksum import checksum_names
@@ -159,16 +159,16 @@ class Savepoint:
     @classmethod
     def read(cls, folder: Path) -> Savepoint:
         """The savepoint in this folder; CheckpointInvalid if it cannot be read."""
-        path = folder / "savepoint.json"
-        try:
-            document = json.loads(path.read_bytes())
-            numbers = {name: int(document[name]) for name in ("batch", "watermark_us", "taken_us", "bytes")}
-            position, fingerprint = Position.parse(document["position"]), str(document["fingerprint"])
-            return cls(folder=folder, position=position, fingerprint=fingerprint, **numbers)
-        except (OSError, ValueError, LookupError, TypeError, PositionInvalid) as error:
-            raise CheckpointInvalid(
-                f"This savepoint cannot be read: {error!r}", where=str(path), next_step="Delete its folder"
-            ) from error
+        return cls(folder=folder, **_FILE.load(folder / _FILE_NAME))
+
+
+def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {name: int(document[name]) for name in ("batch", "watermark_us", "taken_us", "bytes")}
+    return numbers | {"position": Position.parse(document["position"]), "fingerprint": str(document["fingerprint"])}
+
+
+_FILE_NAME: Final = "savepoint.json"
+_FILE = JsonFile("This savepoint", _fields, dict, damage=CheckpointInvalid, next_step="Delete its folder")
 
 
 def savepoints(view: ViewLayout, on_damaged: Callable[[CheckpointInvalid], None] | None = None) -> list[Savepoint]:
@@ -246,7 +246,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
             raise FileNotFoundError(checkpoint.storage.path(f"commits/{batch}"))
         plan = checkpoint.plan(batch)
         made = Savepoint(final, batch, plan.position, plan.watermark_us, now_us, size_bytes, fingerprint)
-        write_atomically(taking / "savepoint.json", json.dumps(made.as_dict()).encode())
+        _FILE.write(taking / _FILE_NAME, made.as_dict())
         make_durable(taking)
         taking.rename(final)
     finally:

@@ -300,5 +300,5 @@ def test_what_says_which_stream_it_is_is_never_guessed(tmp_path: Path) -> None:
     Merger(tmp_path).close()
     (tmp_path / "merged" / "born").write_text("?")
     for question in (lambda: Merger(tmp_path), MergedJournal(tmp_path).id):
-        with pytest.raises(JournalCorrupt, match="which merged stream"):
+        with pytest.raises(JournalCorrupt, match="identity of the merged stream cannot be read"):
             question()

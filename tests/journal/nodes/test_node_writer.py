@@ -549,7 +549,7 @@ def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
     with NodeWriter(tmp_path, "a") as node:
         node.append([event("1")])
         with (
-            patch.object(last_sequences.Lasts, "_written", side_effect=full),
+            patch.object(last_sequences.Lasts, "_put", side_effect=full),
             pytest.raises(JournalAway, match=NOTHING),
         ):
             node.append([event("2")])

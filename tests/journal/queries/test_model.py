@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stateside.journal import Event, JournalWriter
 from stateside.journal.backends.files import frames
 from stateside.journal.backends.files.file_journal import FileJournal
-from stateside.journal.queries import Queries, QueryViews, ViewsProgress, indexer, predicate, query_reader, query_views
+from stateside.journal.queries import Queries, QueryViews, indexer, predicate, query_reader, query_views
 from stateside.journal.queries import entities as entities_module
 from stateside.journal.queries import generation as generations
 from tests.journal.queries.streams import Model, SparseStream
@@ -106,10 +106,10 @@ class QueriesMachine(RuleBasedStateMachine):
 
     @rule()
     def rebuild(self) -> None:
-        seen: list[ViewsProgress] = []
-        assert self.views.rebuild(seen.append) == self.stream.end()
-        assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
-        assert not seen or seen[-1].done == 1
+        seen: list[tuple[int, int]] = []
+        assert self.views.rebuild(lambda done, total: seen.append((done, total))) == self.stream.end()
+        assert seen == sorted(seen)
+        assert not seen or seen[-1][0] == seen[-1][1]
 
     @rule()
     def delete_while_open(self) -> None:

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
 from stateside.serving.changes import feed
 from stateside.serving.changes.watch import Watch
 from stateside.serving.rows.floor import Floor
@@ -19,7 +18,7 @@ from tests.serving.changes.watched import VIEW, Mover, Told, events
 def beat(room: Room, state: str = "idle", seconds_ago: float = 0.0) -> None:
     time_us = time.time_ns() // 1_000 - int(seconds_ago * 1_000_000)
     heartbeat = Heartbeat(time_us, Position.of({"0": 0}), state, 0)  # type: ignore[arg-type]
-    write_atomically(room.layout.view(VIEW).heartbeat, heartbeat.as_json(), durable=False)
+    heartbeat.save(room.layout.view(VIEW).heartbeat)
 
 
 def pulsed(room: Room) -> Watch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from stateside.core.clock import ManualClock
 from stateside.core.errors import SettingInvalid, SetupError
 from stateside.core.layout import Layout
 from stateside.replica.shard import Share
-from stateside.serving.registry.announcement import SILENCE_S, Announcement, HeldShare, leading_or_none
+from stateside.serving.registry.announcement import ANNOUNCEMENT, SILENCE_S, Announcement, HeldShare, leading_or_none
 from stateside.serving.registry.announcer import Announcer, Identity, Servers, reached_at
 from stateside.serving.registry.location import cover, holdings, location, missing
 from stateside.serving.rows.view_readers import ViewReaders
@@ -33,7 +32,7 @@ def server(name: str, share: str | None, batch: int = 1, time_us: int = 0) -> An
 
 def told(folder: Path, announcement: Announcement) -> None:
     (folder / "servers").mkdir(exist_ok=True)
-    (folder / "servers" / f"{announcement.name}.json").write_bytes(announcement.as_json())
+    (folder / "servers" / f"{announcement.name}.json").write_bytes(ANNOUNCEMENT.encode(announcement))
 
 
 def names(found: list[Announcement]) -> list[str]:
@@ -43,7 +42,7 @@ def names(found: list[Announcement]) -> list[str]:
 def test_an_announcement_is_read_as_it_is_written() -> None:
     for share in (None, "3/4"):
         written = server("a", share, 12, 99)
-        assert Announcement.of(json.loads(written.as_json())) == written
+        assert ANNOUNCEMENT.decode(ANNOUNCEMENT.encode(written), "file") == written
 
 
 def test_a_server_that_falls_silent_is_gone_after_five_seconds(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ waits for that.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -23,8 +22,9 @@ from typing import Any, Final
 from stateside.core import processes
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import StatesideError
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout
-from stateside.core.storage import try_lock, write_atomically
+from stateside.core.storage import try_lock
 from stateside.serving.stamp import iso_time
 
 AUDIT_S_MAX: Final = 3_600
@@ -33,6 +33,7 @@ LOOK_S_MAX: Final = 0.25  # a check holds its shared lock for less than this
 _TRY_S: Final = 0.01
 _FOUND_NOTHING, _FOUND_SOMETHING = 0, 1  # the command's exit codes; any other means that the audit did not finish
 
+_RESULT: JsonFile[dict[str, Any]] = JsonFile("The result of the audit", dict, dict)
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +78,7 @@ class Audits:
 
     def _write(self, found: dict[str, Any]) -> None:
         try:
-            write_atomically(self._last, json.dumps(found).encode())
+            _RESULT.write(self._last, found)
             self._unwritten = None
         except (OSError, StatesideError) as error:
             log.error("What the audit said cannot be written to %s: %s", self._last, error)
@@ -109,10 +110,11 @@ class Audits:
     def _read(self) -> dict[str, Any] | None:
         """The last result: from the file, unless a newer one could not be written."""
         try:
-            written = dict(json.loads(self._last.read_bytes()))
-        except (OSError, ValueError):
-            return self._unwritten
-        return max(written, self._unwritten or written, key=lambda found: str(found.get("ended")))
+            written = _RESULT.read_if_valid(self._last)
+        except OSError:
+            written = None
+        known = [found for found in (written, self._unwritten) if found is not None]
+        return max(known, key=lambda found: str(found.get("ended")), default=None)
 
 
 def _cut(text: str) -> str:

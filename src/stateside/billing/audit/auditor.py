@@ -19,13 +19,14 @@ from stateside.billing.audit.account_laws import ACCOUNT_LAWS, COUNTS, NAMED_PER
 from stateside.billing.audit.answer_sums import Get, judge_sums
 from stateside.billing.audit.balance import Balance, balance
 from stateside.billing.audit.document_laws import DOCUMENT_LAWS
-from stateside.billing.audit.fold import Watch, chunks, digest_of, fold
+from stateside.billing.audit.fold import chunks, digest_of, fold
 from stateside.billing.audit.found import Live, LiveBatch, Row, take_documents, take_live
 from stateside.billing.audit.law import LawVerdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of, sampled_customers
 from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
 from stateside.core.layout import Layout
+from stateside.core.progress import Watch, nobody
 from stateside.core.storage import Storage
 from stateside.journal import Log, open_journal
 from stateside.replica.checksums import Unchecked
@@ -139,7 +140,7 @@ def audit(
     ask: Ask | None = None,
     get: Get | None = None,
     full: bool = False,
-    watch: Watch = lambda offset, stop: None,
+    watch: Watch = nobody,
 ) -> Audit:
     """Judge all laws at the batch of these live rows; with `ask`, also a sample of answers of a running server.
 

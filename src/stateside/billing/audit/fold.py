@@ -13,13 +13,14 @@ transaction:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.reference_data import NAMED, QUANTITY_MAX, AuditCycle, fold_references, periods
+from stateside.core.progress import Watch, nobody
 from stateside.journal import Log
 from stateside.journal.columns import SCHEMA
 
@@ -28,7 +29,6 @@ CHUNK_EVENTS = 250_000
 GRACE_US = 3 * 24 * 3_600_000_000  # the watermark's delay
 FUTURE_US_MAX = 3_600_000_000  # maximum of an event's time beyond its append time
 
-Watch = Callable[[int, int], None]  # called with the fold's current offset and its target
 
 _LIMITS = ", ".join(f"('{type_}', {largest})" for type_, largest in QUANTITY_MAX.items())
 
@@ -142,7 +142,7 @@ _CLOCK = f"""
 """
 
 
-def fold(ledger: Ledger, journal: Log, stop: int, watch: Watch = lambda offset, stop: None) -> None:
+def fold(ledger: Ledger, journal: Log, stop: int, watch: Watch = nobody) -> None:
     """Fold the journal from the ledger's position up to `stop`. A crash loses at most one chunk's work."""
     for start, upto, chunk in chunks(journal, ledger.position, stop):
         with ledger.transaction():

@@ -30,19 +30,14 @@ def generate(
     target: Target,
     *,
     rate: float | None = None,
-    on_progress: Callable[[int], None] = lambda events: None,
 ) -> ExpectedTotals:
-    """Write the whole stream and return the expected totals.
-
-    `rate` is in events a second. `on_progress` receives the number of events written so far.
-    """
+    """Write the whole stream and return the expected totals. `rate` is in events a second."""
     written = 0
     began_s = time.monotonic()
     with target as write:
         for batch in _batches(generator, rate):
             write(batch)
             written += batch.num_rows
-            on_progress(written)
             if rate:
                 time.sleep(max(0.0, began_s + written / rate - time.monotonic()))
     return generator.report()

@@ -8,15 +8,22 @@ the first batch that refers to a version.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from stateside.billing.plans.file import PlanVersion
-from stateside.core.errors import CheckpointInvalid, PlanInvalid
+from stateside.core.errors import CheckpointInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import ViewLayout
-from stateside.core.storage import write_atomically
 from stateside.views.functions import extend_functions
+
+_PLANS: JsonFile[dict[str, PlanVersion]] = JsonFile(
+    "The plans of the view",
+    lambda document: {id_: PlanVersion.from_payload(payload) for id_, payload in document.items()},
+    lambda plans: {id_: plan.as_payload() for id_, plan in sorted(plans.items())},
+    damage=CheckpointInvalid,
+    next_step="Restore this file from a copy, or delete it: the view's sink writes it again at its next batch",
+)
 
 
 def plan_file(places: ViewLayout) -> Path:
@@ -25,17 +32,7 @@ def plan_file(places: ViewLayout) -> Path:
 
 def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
     """The versions by id; empty before the first batch. CheckpointInvalid if the file is damaged."""
-    try:
-        content = json.loads(plan_file(places).read_bytes())
-        return {id_: PlanVersion.from_payload(payload) for id_, payload in content.items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, AttributeError, PlanInvalid) as error:
-        raise CheckpointInvalid(
-            f"The plans of the view cannot be read: {error!r}",
-            where=str(plan_file(places)),
-            next_step="Restore this file from a copy, or delete it: the view's sink writes it again at its next batch",
-        ) from error
+    return _PLANS.read(plan_file(places)) or {}
 
 
 def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
@@ -44,5 +41,4 @@ def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
     extend_functions(places.functions, dict(entries))
     known = load_plans(places)
     if plans.keys() - known.keys():
-        content = {id_: plan.as_payload() for id_, plan in sorted({**known, **plans}.items())}
-        write_atomically(plan_file(places), json.dumps(content).encode())
+        _PLANS.write(plan_file(places), {**known, **plans})

@@ -29,7 +29,6 @@ with the same ids.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,10 +48,9 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.model import GRACE_US, HOUR_US, VIEW, clock_tick
 from stateside.billing.plans.plan import PlanVersion
 from stateside.core.clock import Clock
-from stateside.core.errors import PositionInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
 from stateside.journal import Event, Log, open_journal
 from stateside.journal.event import NAME_CHARS_MAX
 
@@ -227,15 +225,20 @@ class Reach:
     def load(cls, path: Path, journal_id: str | None) -> Reach | None:
         """The reach in a file; None without a readable one of this journal: then the whole journal is searched."""
         try:
-            content = json.loads(path.read_bytes())
-            found = cls(Position.parse(content["position"]), int(content["time_us"]))
-            return found if content["journal"] == journal_id else None
-        except (OSError, ValueError, LookupError, TypeError, PositionInvalid):
+            journal, found = _REACH.read_if_valid(path) or (None, None)
+        except OSError:
             return None
+        return found if journal == journal_id else None
 
     def save(self, path: Path, journal_id: str | None) -> None:
-        content = {"journal": journal_id, "position": str(self.position), "time_us": self.time_us}
-        write_atomically(path, json.dumps(content).encode())
+        _REACH.write(path, (journal_id, self))
+
+
+_REACH: JsonFile[tuple[str | None, Reach]] = JsonFile(
+    "The reach of the clock",
+    lambda document: (document["journal"], Reach(Position.parse(document["position"]), int(document["time_us"]))),
+    lambda kept: {"journal": kept[0], "position": str(kept[1].position), "time_us": kept[1].time_us},
+)
 
 
 class Clockwork:

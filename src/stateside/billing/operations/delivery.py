@@ -22,13 +22,14 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stateside.billing.answers.document_store import Document, DocumentStore
-from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused, StateError
-from stateside.core.storage import try_lock, write_atomically
+from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused
+from stateside.core.json_file import JsonFile
+from stateside.core.storage import try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,23 +61,21 @@ class Delivered:
     @classmethod
     def load(cls, path: Path) -> Delivered:
         """The mark in a file; zero without a file. StateError for an unreadable file."""
-        try:
-            return cls(**json.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return cls()
-        except (ValueError, TypeError) as error:
-            raise StateError(
-                f"The mark of delivered documents cannot be read: {error}",
-                where=str(path),
-                next_step="Bring it back, or delete it: then all documents are sent again, under the same keys",
-            ) from error
+        return _MARK.read(path) or cls()
 
     def with_document(self, document: Document) -> Delivered:
         return replace(self, **{"invoices" if document.is_invoice else "notes": document.sequence})
 
     def save(self, path: Path) -> None:
         """Store the mark durably."""
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        _MARK.write(path, self)
+
+
+_MARK = JsonFile(
+    "The mark of delivered documents",
+    lambda document: Delivered(**document),
+    next_step="Bring it back, or delete it: then all documents are sent again, under the same keys",
+)
 
 
 class DocumentDelivery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from stateside.core.errors import PositionAhead, RequestInvalid
 from stateside.core.positions import Position
+from stateside.core.progress import Watch, nobody
 from stateside.core.storage import sync_directory
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA, decode
@@ -131,7 +132,6 @@ class Selection:
 
 
 Format = Literal["jsonl", "parquet"]
-Watch = Callable[[int, int], None]
 _PLACE: Final = [pa.field("partition", pa.string(), nullable=False), pa.field("offset", pa.int64(), nullable=False)]
 EXPORT_SCHEMA: Final = pa.schema([*_PLACE, *SCHEMA])
 _GROUP_EVENTS = 100_000  # events per row group
@@ -143,10 +143,6 @@ class Exported:
 
     events: int
     position: Position
-
-
-def nobody(offset: int, stop: int) -> None:
-    """A watch that does nothing."""
 
 
 def export(stream: Journal, selection: Selection, target: Path, format: Format, watch: Watch = nobody) -> Exported:

@@ -19,12 +19,12 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
+from stateside.core.lmdb import open_environment
 from stateside.journal.admin.findings import Findings
 from stateside.journal.backends.files import zone_maps
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.backends.files.zone_maps import Collector
 from stateside.journal.index import hash_of
-from stateside.journal.lmdb import open_environment
 
 MEND: Final = "Delete this folder while nobody appends: the next append makes it again from the log"
 _NUMBER = struct.Struct("<Q")
@@ -41,7 +41,7 @@ class StoredIndex:
         """IndexUnreadable if unreadable."""
         self.directory = directory
         try:
-            self._environment = open_environment(directory, readonly=True, create=False, max_dbs=2)
+            self._environment = open_environment(directory, readonly=True, create=False, databases_max=2)
         except lmdb.Error as error:
             raise IndexUnreadable(str(error)) from error
         try:

@@ -26,10 +26,11 @@ import pyarrow.compute as pc
 
 from stateside.core.errors import JournalCorrupt
 from stateside.core.positions import Position
+from stateside.core.progress import Watch, nobody
 from stateside.journal.admin.findings import Findings, VerificationResult
 from stateside.journal.admin.journal_files import JournalFiles, undisturbed
 from stateside.journal.admin.statistics import time_text, views_of
-from stateside.journal.admin.verification import Subject, Verification, Watch, nobody
+from stateside.journal.admin.verification import Subject, Verification
 from stateside.journal.admin.view_check import StatementSums, hashes_of
 from stateside.journal.backends.files import retention_base, segment
 from stateside.journal.backends.files.segment import PARTITION

@@ -29,11 +29,10 @@ continue sequences without gaps, even with rebuilt indexes. Nodes find the ids o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,9 +41,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateside.core.errors import EventsNeeded, JournalCorrupt, PositionInvalid, RequestInvalid, StatesideError
+from stateside.core.errors import EventsNeeded, JournalCorrupt, RequestInvalid, StatesideError
+from stateside.core.json_file import JsonFile
 from stateside.core.positions import Position
-from stateside.core.storage import sync_directory, write_atomically
+from stateside.core.progress import Watch, nobody
+from stateside.core.storage import sync_directory
 from stateside.journal.admin.export import Selection, export
 from stateside.journal.admin.journal_files import JournalFiles
 from stateside.journal.backends.files import frame_index, retention_base, segment, zone_maps
@@ -58,6 +59,13 @@ from stateside.journal.queries import generation
 from stateside.journal.queries.query_views import QueryViews
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
+_POSITION: JsonFile[Position] = JsonFile(
+    "A reader's position",
+    lambda document: Position.parse(document["position"]),
+    lambda position: {"position": str(position)},
+    damage=JournalCorrupt,
+    next_step="Let the reader register itself again, or delete the file if it reads no more",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Reader:
 
 def register(place: JournalFiles, name: str, position: Position) -> None:
     """Protect all events from `position` on, up to which this reader has read."""
-    write_atomically(_path(place, name), json.dumps({"position": str(position)}).encode())
+    _POSITION.write(_path(place, name), position)
 
 
 def unregister(place: JournalFiles, name: str) -> None:
@@ -89,27 +97,14 @@ def readers(place: JournalFiles) -> list[Reader]:
 
 def registered(place: JournalFiles) -> list[Reader]:
     """The readers that registered themselves."""
-    return [Reader(path.stem, _position(path)) for path in sorted((place.directory / "readers").glob("*.json"))]
+    paths = sorted((place.directory / "readers").glob("*.json"))
+    return [Reader(path.stem, position) for path in paths if (position := _POSITION.read(path)) is not None]
 
 
 def _path(place: JournalFiles, name: str) -> Path:
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise RequestInvalid(f"{name!r:.120} is no name of a reader", next_step="Use letters, digits, '.', '_', '-'")
     return place.directory / "readers" / f"{name}.json"
-
-
-def _position(path: Path) -> Position:
-    try:
-        return Position.parse(json.loads(path.read_bytes())["position"])
-    except (ValueError, LookupError, TypeError, AttributeError, PositionInvalid) as error:
-        raise JournalCorrupt(
-            f"A reader's position cannot be read: {error!r}",
-            where=str(path),
-            next_step="Let the reader register itself again, or delete the file if it reads no more",
-        ) from error
-
-
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +115,6 @@ class Dropped:
     events: int
     begin: int
     archived: tuple[Path, ...] = ()
-
-
-def nobody(done: int, total: int) -> None:
-    """A watch that does nothing."""
 
 
 def drop(

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from stateside.core.errors import JournalCorrupt
 from stateside.core.positions import Position
+from stateside.core.progress import Watch, nobody
 from stateside.journal.admin import index_check, view_check
 from stateside.journal.admin.findings import Findings, VerificationResult
 from stateside.journal.admin.index_check import LogCheck, SummaryCheck
@@ -37,12 +38,6 @@ from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import PARTITION, DurableEnd, Segment
 from stateside.journal.columns import conformed
 from stateside.journal.contract import Journal
-
-Watch = Callable[[int, int], None]
-
-
-def nobody(offset: int, stop: int) -> None:
-    """A watch that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

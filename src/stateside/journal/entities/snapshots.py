@@ -22,7 +22,7 @@ import lmdb
 import orjson
 
 from stateside.core.errors import SettingInvalid
-from stateside.journal.lmdb import is_whole, open_environment
+from stateside.core.lmdb import is_whole, open_environment
 
 MAP_BYTES = (1 << 36, 1 << 32, 1 << 28)  # address space, not memory; the largest that the process may map
 READERS_MAX = 512
@@ -123,7 +123,7 @@ def _opened(folder: Path) -> lmdb.Environment | None:
     for attempt in (1, 2):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _mapped(folder)
+            return open_environment(folder, readers_max=READERS_MAX, map_bytes=MAP_BYTES)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             log.warning("the snapshots in %s are damaged and begun again: %s", folder, error)
         except (lmdb.Error, OSError) as error:
@@ -142,13 +142,3 @@ def _open_twice(folder: Path) -> SettingInvalid:
         where=str(folder),
         next_step="Share the one `Snapshots` among all kinds: LMDB opens a file once in a process",
     )
-
-
-def _mapped(folder: Path) -> lmdb.Environment:
-    for map_bytes in MAP_BYTES:
-        try:
-            return open_environment(folder, readers_max=READERS_MAX, map_size=map_bytes, metasync=False)
-        except lmdb.MemoryError:
-            if map_bytes == MAP_BYTES[-1]:
-                raise
-    raise AssertionError("one of the sizes was tried last")

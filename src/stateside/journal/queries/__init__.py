@@ -16,6 +16,6 @@
 from stateside.journal.queries.entities import EntityIds, FirstEvent
 from stateside.journal.queries.queries import Queries, Query
 from stateside.journal.queries.query_reader import FoundEvent
-from stateside.journal.queries.query_views import QueryViews, ViewsProgress
+from stateside.journal.queries.query_views import QueryViews
 
-__all__ = ["EntityIds", "FirstEvent", "FoundEvent", "Queries", "Query", "QueryViews", "ViewsProgress"]
+__all__ = ["EntityIds", "FirstEvent", "FoundEvent", "Queries", "Query", "QueryViews"]

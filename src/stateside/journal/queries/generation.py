@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
 
+from stateside.core import generations
 from stateside.core.errors import SetupError, ViewsBusy
+from stateside.core.lmdb import DAMAGE, is_whole, open_environment
 from stateside.core.storage import write_atomically
-from stateside.journal.lmdb import is_whole, open_environment
 from stateside.journal.queries.format import DATABASES, ViewsDamaged
 
 MAP_BYTES = (1 << 40, 1 << 36, 1 << 32)  # address space, not memory; the largest that this process may have
 READERS_MAX = 512
-_POINTER = "current"
 _CONDEMNED = "condemned"
-
-_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError)
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +36,9 @@ class Generation:
         """ViewsDamaged if the environment is unusable, SetupError if it cannot be created."""
         self.path, self._condemned = path, False
         try:
-            self.environment = _opened(path, create=create)
+            self.environment = open_environment(
+                path, map_bytes=MAP_BYTES, databases_max=len(DATABASES), readers_max=READERS_MAX, create=create
+            )
         except (lmdb.Error, OSError) as error:
             raise _unusable(path, error, create=create) from error
         try:
@@ -83,7 +82,7 @@ class Generation:
         try:
             with self.environment.begin() as transaction:
                 yield transaction
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ViewsDamaged(str(error)) from error
         except lmdb.Error as error:
             raise SetupError(
@@ -98,7 +97,7 @@ class Generation:
         try:
             with self.environment.begin(write=True) as transaction:
                 yield transaction
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ViewsDamaged(str(error)) from error
         except lmdb.Error as error:
             raise _unwritable(self.path, error) from error
@@ -107,46 +106,26 @@ class Generation:
 def current(folder: Path) -> Path | None:
     """The folder of the current environment; None if there is none."""
     try:
-        name = (folder / _POINTER).read_text()
-    except (FileNotFoundError, UnicodeDecodeError):
+        return generations.current(folder)
+    except ValueError:
         return None
-    return folder / name if name.isdigit() and name.isascii() else None
 
 
 def begin(folder: Path) -> Generation:
     """Create a new current environment, and remove the earlier ones. The caller holds the lock."""
-    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
-    path = folder / str(max(numbers, default=0) + 1)
+    path = generations.next_folder(folder)
     try:
         path.mkdir()
     except OSError as error:
         raise _unwritable(path, error) from error
     made = Generation(path, create=True)
     try:
-        write_atomically(folder / _POINTER, path.name.encode())
+        generations.make_current(folder, path)
     except OSError as error:
         made.environment.close()
         raise _unwritable(path, error) from error
-    for number in numbers:
-        shutil.rmtree(folder / str(number), ignore_errors=True)  # a process that has it open keeps reading
+    generations.remove_replaced(folder, path)
     return made
-
-
-def _opened(path: Path, *, create: bool) -> lmdb.Environment:
-    for map_bytes in MAP_BYTES:
-        try:
-            return open_environment(
-                path,
-                create=create,
-                max_dbs=len(DATABASES),
-                readers_max=READERS_MAX,
-                map_size=map_bytes,
-                metasync=False,  # a loss of power may cost the last transaction, which the stream still has
-            )
-        except lmdb.MemoryError:
-            if map_bytes == MAP_BYTES[-1]:
-                raise
-    raise AssertionError("one of the sizes was tried last")
 
 
 def _unusable(path: Path, error: Exception, *, create: bool) -> Exception:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from stateside.core.errors import JournalCorrupt, SetupError, ViewsBusy
 from stateside.core.positions import Position
+from stateside.core.progress import Watch, nobody
 from stateside.core.storage import try_lock
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.columns import SCHEMA
@@ -79,26 +80,6 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=pa.schema([SCHEMA.field(name) for name in _COLUMNS]))
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
-@dataclass(frozen=True, slots=True)
-class ViewsProgress:
-    """Progress of the views: `events` of `total` events of the stream are in them."""
-
-    events: int
-    total: int
-
-    @property
-    def done(self) -> float:
-        """The fraction of the work done, from 0 to 1."""
-        return self.events / self.total if self.total else 1.0
-
-
-Watch = Callable[[ViewsProgress], None]
-
-
-def nobody(progress: ViewsProgress) -> None:
-    """A watch that does nothing."""
 
 
 TRANSACTION_S_MIN = 0.2  # groups a few events into one transaction; queries read them from the stream meanwhile
@@ -304,7 +285,7 @@ class QueryViews:
                 if stop.is_set():
                     return
                 state = _take_in(generation, id_, partition, portion)
-                watch(ViewsProgress(sum(state.offsets), end.events()))
+                watch(sum(state.offsets), end.events())
 
     def _pause(self, stop: threading.Event) -> None:
         """Wait for more events, and at least `TRANSACTION_S_MIN`, to avoid a transaction per event."""

@@ -37,8 +37,8 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from stateside.core.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.secrets import with_secrets
-from stateside.core.storage import write_atomically
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 
@@ -59,19 +59,22 @@ class Cut:
     def open(cls, note: Path, rows_max: int) -> Cut:
         """The cut of a view's sink; `rows_max` is the configured limit, in force from the second batch on."""
         if not note.exists():
-            _write(note, rows_max)
-        return cls(note, int(json.loads(note.read_bytes())["rows_per_request_max"]), rows_max)
+            _NOTE.write(note, rows_max)
+        return cls(note, _NOTE.load(note), rows_max)
 
     def rows_max(self, batch: BatchId) -> int:
         self._first = self._first or batch
         if batch != self._first and self._rows_max != self._wanted_rows_max:
-            _write(self._note, self._wanted_rows_max)
+            _NOTE.write(self._note, self._wanted_rows_max)
             self._rows_max = self._wanted_rows_max
         return self._rows_max
 
 
-def _write(note: Path, rows_max: int) -> None:
-    write_atomically(note, json.dumps({"rows_per_request_max": rows_max}).encode())
+_NOTE: JsonFile[int] = JsonFile(
+    "The number of rows per request",
+    lambda document: int(document["rows_per_request_max"]),
+    lambda rows_max: {"rows_per_request_max": rows_max},
+)
 
 
 ROWS_PER_REQUEST_MAX = 500

@@ -43,7 +43,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,10 @@ from stateside.core.errors import (
     SinkRefused,
     ViewInvalid,
 )
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.core.storage import Storage, write_atomically
+from stateside.core.storage import Storage
 from stateside.journal import Log, Writer, open_journal
 from stateside.journal.columns import SCHEMA as EVENT_SCHEMA
 from stateside.journal.contract import PARTITION
@@ -201,6 +202,9 @@ class JournalMark:
     batch: int = 0
 
 
+_MARK = JsonFile("The mark of the journal sink", lambda document: JournalMark(**document))
+
+
 @dataclass(frozen=True, slots=True)
 class MarkFile:
     """The mark's file, beside the checkpoint of its query."""
@@ -227,14 +231,11 @@ class MarkFile:
 
     def write(self, mark: JournalMark) -> None:
         """Write the mark durably."""
-        write_atomically(self.path, json.dumps(asdict(mark)).encode())
+        _MARK.write(self.path, mark)
 
     def read(self) -> JournalMark:
         """The stored mark; without a file, an empty mark, so the whole journal is searched."""
-        try:
-            return JournalMark(**json.loads(self.path.read_bytes()))
-        except FileNotFoundError:
-            return JournalMark()
+        return _MARK.read(self.path) or JournalMark()
 
     def since(self, batch: int) -> Position:
         """The position before a batch's events: the mark's, if it fits this journal and batch, else the start."""

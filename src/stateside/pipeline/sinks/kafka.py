@@ -52,8 +52,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stateside.core.errors import ArchiveInvalid, PipelineRunning, SinkAway, SinkRefused, StatesideError, ViewInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.secrets import with_secrets, without_secrets
-from stateside.core.storage import write_atomically
+from stateside.core.wait import retry
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 
@@ -86,11 +87,14 @@ class KafkaMark:
         """The mark at this path; a new mark is drawn and made durable first."""
         if not path.exists():
             cls(secrets.token_hex(8)).save(path)
-        return cls(**json.loads(path.read_bytes()))
+        return _MARK.load(path)
 
     def save(self, path: Path) -> None:
         """Write the mark, atomically and durably."""
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        _MARK.write(path, self)
+
+
+_MARK = JsonFile("The mark of the Kafka sink", lambda document: KafkaMark(**document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +169,7 @@ class BatchNotes:
 
     def _await_topic_id(self, admin: AdminClient) -> str:
         """The id of a new topic: brokers learn of topics one after the other."""
-        deadline = time.monotonic() + ANSWER_S_MAX
-        while True:
-            try:
-                return self._topic_id(admin)
-            except SinkAway:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(LOOK_S)
+        return retry(lambda: self._topic_id(admin), SinkAway, ANSWER_S_MAX, LOOK_S)
 
     def _topic_id(self, admin: AdminClient) -> str:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection

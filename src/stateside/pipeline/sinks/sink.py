@@ -15,7 +15,6 @@ for users: at-least-once for an endpoint that remembers no keys, at-most-once wh
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout, ViewLayout
-from stateside.core.storage import write_atomically
 
 Guarantee = Literal["at-most-once", "at-least-once", "exactly-once"]
 OnStep = Callable[[int], None]  # called at each numbered step of a protocol: tests crash there
@@ -95,6 +94,13 @@ class AtLeastOnce:
         self.sink.write(rows, replace(batch, query=f"{batch.query}~{secrets.token_hex(8)}"))
 
 
+_NOTE: JsonFile[BatchId] = JsonFile(
+    "The last batch given to the sink",
+    lambda document: BatchId(document["query"], document["batch"]),
+    lambda batch: {"query": batch.query, "batch": batch.batch},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AtMostOnce:
     """Passes every batch once, and never again, whatever its outcome: nothing is doubled.
@@ -112,12 +118,9 @@ class AtMostOnce:
         if self._begun(batch):
             log.warning("batch %d of %s was begun before: at-most-once skips it", batch.batch, batch.query)
             return
-        write_atomically(self.note, json.dumps({"query": batch.query, "batch": batch.batch}).encode())
+        _NOTE.write(self.note, batch)
         self.sink.write(rows, batch)
 
     def _begun(self, batch: BatchId) -> bool:
-        try:
-            last = json.loads(self.note.read_bytes())
-        except FileNotFoundError:
-            return False
-        return bool(last["query"] == batch.query and last["batch"] >= batch.batch)
+        last = _NOTE.read(self.note)
+        return last is not None and last.query == batch.query and last.batch >= batch.batch

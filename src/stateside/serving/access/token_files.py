@@ -11,10 +11,8 @@ A `SecretFile` is written whole, under a lock, and read again when the file has 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import secrets
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import RequestInvalid, SetupError
-from stateside.core.storage import lock_within, write_atomically
+from stateside.core.json_file import JsonFile
+from stateside.core.storage import lock_within
 from stateside.serving.stamp import iso_time
 
 LOCK_S_MAX: Final = 5.0
@@ -40,7 +39,17 @@ class SecretFile(Generic[Content]):
         self.path, self._text = path, str(path)
         self.look_s = 0.0  # after a missing file, no `stat` for so long
         self._looked_s = float("-inf")
-        self._version, self._parse, self._empty = version, parse, empty
+        self._file: JsonFile[Any] = JsonFile(
+            "The file",
+            parse,
+            dict,
+            damage=SetupError,
+            next_step="Bring it back from a copy, or delete it and make the tokens again",
+            versions=(version,),
+            indent=2,
+            private=True,
+        )
+        self._empty = empty
         self._seen: tuple[Sign | None, Content] | None = None
 
     def exists(self) -> bool:
@@ -62,24 +71,12 @@ class SecretFile(Generic[Content]):
 
     def read(self) -> Content:
         """Read the file; SetupError if other users can read the file, or if its content is damaged."""
-        try:
-            with self.path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                content = file.read()
-        except FileNotFoundError:
-            return self._empty
-        if stat.S_IMODE(mode) & _OTHERS:
-            raise SetupError(
-                "The file can be read or written by others than its owner",
-                where=str(self.path),
-                next_step=f"chmod 600 {self.path}",
-            )
-        return self._parsed(content)
+        found: Content | None = self._file.read(self.path)
+        return self._empty if found is None else found
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Replace the file in one step. Called within `turn`."""
-        content = json.dumps({"version": self._version, **document}, indent=2).encode()
-        write_atomically(self.path, content, mode=0o600)
+        self._file.write(self.path, document)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -102,20 +99,6 @@ class SecretFile(Generic[Content]):
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode
-
-    def _parsed(self, content: bytes) -> Content:
-        try:
-            document = json.loads(content)
-            if document["version"] == self._version:
-                return self._parse(document)
-            reason = f"it has version {document['version']}, this Stateside writes {self._version}"
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            reason = type(error).__name__  # not its text, which may show the file's content
-        raise SetupError(
-            f"The file cannot be read: {reason}",
-            where=str(self.path),
-            next_step="Bring it back from a copy, or delete it and make the tokens again",
-        )
 
 
 VERSION: Final = 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stateside.core.errors import StatesideError
-from stateside.core.layout import ViewLayout
+from stateside.core.layout import DEAD_LETTERS, ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica.store import Snapshot
 from stateside.serving.rows.floor import Floor
@@ -54,8 +53,8 @@ async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCo
 def _dead_letters(layout: ViewLayout) -> int:
     """The view's number of dead letters, which the runner writes after each batch that has some."""
     try:
-        return int(json.loads(layout.dead_letters.read_bytes())["count"])
-    except (OSError, ValueError, LookupError, TypeError):
+        return DEAD_LETTERS.read_if_valid(layout.dead_letters) or 0
+    except OSError:
         return 0
 
 

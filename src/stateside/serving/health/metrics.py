@@ -31,7 +31,6 @@ of an ended process stay. Bounded: unknown methods, and series beyond SERIES_MAX
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import secrets
@@ -44,7 +43,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from stateside.core.storage import write_atomically
+from stateside.core.json_file import JsonFile
 from stateside.serving.health.condition import ViewCondition
 from stateside.serving.health.merge_status import MergeCondition
 
@@ -57,6 +56,12 @@ _WIDTH: Final = _SUM + 1
 _CELL_BYTES: Final = 8
 Series = tuple[str, str, str]
 Counts = list[int]
+_NAMES: Final[JsonFile[list[Series]]] = JsonFile(
+    "The names of the series",
+    lambda document: [(route, method, status) for route, method, status in document],
+    list,
+    durable=False,
+)
 
 
 class Tallies:
@@ -84,7 +89,7 @@ class Tallies:
             return dict(_read(list(self._series), self._cells))
         added: dict[Series, Counts] = defaultdict(lambda: [0] * _WIDTH)
         for names in self._names.parent.glob("*.json"):
-            series = [(route, method, status) for route, method, status in json.loads(names.read_bytes())]
+            series = _NAMES.load(names)
             cells = memoryview(names.with_suffix(".cells").read_bytes()).cast("Q")
             for each, counts in _read(series, cells):
                 added[each] = [a + b for a, b in zip(added[each], counts, strict=True)]
@@ -96,7 +101,7 @@ class Tallies:
         if series not in self._series:
             self._series[series] = len(self._series) * _WIDTH
             if self._names is not None:
-                write_atomically(self._names, json.dumps(list(self._series)).encode(), durable=False)
+                _NAMES.write(self._names, list(self._series))
         at = self._series[series]
         if series == wanted and method in _METHODS:  # clients can invent any other method, so it is not cached
             self._places[route, method, status] = at

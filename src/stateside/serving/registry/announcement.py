@@ -21,13 +21,13 @@ not count: its server is gone, or hangs. Machines whose clocks differ by more th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
 from stateside.core.errors import KeyInvalid
+from stateside.core.json_file import JsonFile
 from stateside.replica.keys import KeyCodec
 from stateside.replica.shard import Share
 from stateside.serving.rows.values import KeyTexts
@@ -106,8 +106,8 @@ class Announcement:
         views = {str(name): HeldShare.of(held) for name, held in document["views"].items()}
         return cls(str(document["name"]), str(document["url"]), int(document["time"]), views)
 
-    def as_json(self) -> bytes:
-        return json.dumps(self.as_dict()).encode()
+
+ANNOUNCEMENT = JsonFile("The announcement of a server", Announcement.of, Announcement.as_dict, durable=False)
 
 
 def leading_or_none(held: HeldShare, parts: Sequence[str]) -> bytes | None:

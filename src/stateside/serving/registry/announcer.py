@@ -8,7 +8,6 @@ when all workers have ended.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import socket
@@ -20,10 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import SettingInvalid, SetupError, StatesideError
-from stateside.core.storage import write_atomically
+from stateside.core.errors import SettingInvalid, SetupError, StateError, StatesideError
 from stateside.replica.shard import Share
-from stateside.serving.registry.announcement import ANNOUNCE_S, Announcement, HeldShare
+from stateside.serving.registry.announcement import ANNOUNCE_S, ANNOUNCEMENT, Announcement, HeldShare
 from stateside.serving.rows.view_readers import Floor, ViewReaders
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import TYPE as COMPUTED_TYPE
@@ -57,12 +55,10 @@ class Servers:
     def read(self, path: Path) -> Announcement | None:
         """The announcement in a file; None if the file is gone or invalid; an invalid file is logged once."""
         try:
-            return Announcement.of(json.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, LookupError, AttributeError, StatesideError) as error:
+            return ANNOUNCEMENT.read(path)
+        except StateError as error:
             if str(path) not in self._told:
-                log.warning("%s is no announcement, and is left out: %r", path, error)
+                log.warning("left out: %s", error)
             self._told.add(str(path))
             return None
 
@@ -142,7 +138,7 @@ class Announcer:
             return False
         views = {name: held async for name, held in self._held()}
         told = Announcement(self._identity.name, self._identity.url, now_us, views)
-        await asyncio.to_thread(write_atomically, self._servers.file(told.name), told.as_json(), durable=False)
+        await asyncio.to_thread(ANNOUNCEMENT.write, self._servers.file(told.name), told)
         return True
 
     async def _held(self) -> AsyncIterator[tuple[str, HeldShare]]:

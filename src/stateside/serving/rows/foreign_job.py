@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from stateside.core.json_file import JsonFile
 from stateside.core.layout import Layout
-from stateside.core.storage import write_atomically
 from stateside.views.inference import Refusal
 
 
@@ -21,12 +19,17 @@ class ForeignJob:
     @classmethod
     def load(cls, layout: Layout) -> ForeignJob:
         """The file's content; empty in an application's folder, or if the file cannot be read."""
-        with suppress(FileNotFoundError, ValueError, TypeError, LookupError):
-            document = json.loads(layout.inferred.read_bytes())
-            return cls(document["note"], tuple(Refusal(**refusal) for refusal in document["refused"]))
-        return cls()
+        return _FILE.read_if_valid(layout.inferred) or cls()
 
     def store(self, layout: Layout) -> None:
         """Write the file if its content changes."""
         if self != ForeignJob.load(layout):
-            write_atomically(layout.inferred, json.dumps(asdict(self), indent=2).encode(), durable=False)
+            _FILE.write(layout.inferred, self)
+
+
+_FILE = JsonFile(
+    "The result of the inference",
+    lambda document: ForeignJob(document["note"], tuple(Refusal(**refusal) for refusal in document["refused"])),
+    indent=2,
+    durable=False,
+)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive.table import BATCH_COLUMN
-from stateside.archive.table_reader import FollowedTable, marked_table
+from stateside.archive.table_reader import MARK, FollowedTable
 from stateside.core.errors import NotFreshEnough
 from stateside.core.layout import Layout
 from stateside.serving.access.principal import Principal
@@ -59,7 +59,7 @@ class ArchiveTables:
     def tables(self) -> Mapping[str, str]:
         """The existing tables, each with its view; includes tables whose storage is away."""
         marks = [(view, mark) for view in self._layout.views() for mark in (view.root / "marks").glob("*.json")]
-        return {mark.stem: view.name for view, mark in marks if marked_table(mark) is not None}
+        return {mark.stem: view.name for view, mark in marks if MARK.read(mark) is not None}
 
     def schema(self, table: str, view: str) -> pa.Schema:
         """The table's columns; ArchiveAway or ArchiveInvalid as for `FollowedTable`."""

@@ -20,7 +20,6 @@ Each worker has its own processes, and counts for itself.
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
@@ -109,12 +108,10 @@ class SqlProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="stateside-sql-", ignore_cleanup_errors=True)
         module = [sys.executable, "-m", "stateside.serving.sql.process", self._folder.name, str(self._layout.root)]
         size = [self._size.statements_max, self._size.bytes_max, self._size.kept_bytes_max]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", processes.__file__, str(os.getpid()), *module, *map(str, size), *self._tables],
-            stdin=subprocess.DEVNULL,
+        self._process = processes.spawn(
+            [*module, *map(str, size), *self._tables],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,  # the process may write no files, so no log either
-            start_new_session=True,
         )
         threading.Thread(target=_pass_on, args=(self._process,), name="sql-log", daemon=True).start()
 

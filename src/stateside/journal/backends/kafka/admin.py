@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from stateside.core.errors import JournalAway, SettingInvalid
+from stateside.core.wait import retry
 from stateside.journal.backends.kafka.kafka_errors import MISSING, MOVING, is_one, missing, told
 from stateside.journal.backends.kafka.topic import Topic
 
@@ -125,16 +125,13 @@ class Admin:
 
     def _awaited(self) -> Described:
         """Wait for the brokers: the controller creates a topic a moment before the brokers know its leaders."""
-        deadline = time.monotonic() + self.topic.answer_s_max
-        while True:
-            try:
-                found = self.described()
-                self.ends(range(found.partitions))
-                return found
-            except JournalAway:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_LOOK_S)
+
+        def ask() -> Described:
+            found = self.described()
+            self.ends(range(found.partitions))
+            return found
+
+        return retry(ask, JournalAway, self.topic.answer_s_max, _LOOK_S)
 
     def _offsets(self, partitions: Iterable[int], which: OffsetSpec) -> dict[int, int]:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -143,17 +140,17 @@ class Admin:
         if not wanted:
             return {}
         wait_s = self.topic.answer_s_max
-        deadline = time.monotonic() + wait_s
-        while True:
+
+        def ask() -> dict[int, int]:
             asked = self._client.list_offsets(
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s
             )
-            try:
-                return {place.partition: int(self._answer(answer).offset) for place, answer in asked.items()}
-            except KafkaException as error:
-                if not is_one(error.args[0], MOVING) or time.monotonic() > deadline:
-                    raise told(error.args[0], self.topic) from error
-            time.sleep(_LOOK_S)
+            return {place.partition: int(self._answer(answer).offset) for place, answer in asked.items()}
+
+        try:
+            return retry(ask, KafkaException, wait_s, _LOOK_S, passes=lambda error: is_one(error.args[0], MOVING))
+        except KafkaException as error:
+            raise told(error.args[0], self.topic) from error
 
 
 def create_topic(

@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt
+from stateside.core.lmdb import growing, open_environment, write
 from stateside.core.positions import Position
 from stateside.core.storage import CLOSED, try_lock
 from stateside.journal.append_batch import EventPlace
@@ -41,7 +42,6 @@ from stateside.journal.backends.kafka.topic import Topic, partition_of
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 from stateside.journal.backends.kafka.transactions import Delivered
 from stateside.journal.index import hash_of, keeping
-from stateside.journal.lmdb import open_environment
 
 UNWRITTEN_MAX = 50_000  # entries; some 10 MB in memory
 MAP_BYTES_START = 64 << 20
@@ -110,9 +110,10 @@ class TopicIndex:
 
     def write(self) -> None:
         """Write all entries to disk."""
-        with keeping(_WHAT, self.directory):
-            while self._unwritten and not self._written():
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+        if self._unwritten:
+            with keeping(_WHAT, self.directory):
+                write(self._environment, self._put)
+            self._unwritten = {}
 
     def forget(self) -> None:
         """Start over with an empty index, if the old one does not match the topic."""
@@ -150,24 +151,15 @@ class TopicIndex:
             found: bytes | None = transaction.get(key)
             return found
 
-    def _written(self) -> bool:
-        """Whether the map had space for all entries."""
-        try:
-            with self._environment.begin(write=True) as transaction:
-                for key, value in sorted(self._unwritten.items()):
-                    transaction.put(key, value)
-                transaction.put(b"t", self._topic)
-        except lmdb.MapFullError:
-            return False
-        self._unwritten = {}
-        return True
+    def _put(self, transaction: lmdb.Transaction) -> None:
+        for key, value in sorted(self._unwritten.items()):
+            transaction.put(key, value)
+        transaction.put(b"t", self._topic)
 
     def _open(self) -> None:
         directory = self.directory / "data"
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / "data.mdb"
-        map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = open_environment(directory, map_size=map_bytes, metasync=False)
+        self._environment = open_environment(directory, map_bytes=growing(directory, MAP_BYTES_START))
 
 
 def _claimed(folder: Path) -> tuple[Path, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import JournalAway, StatesideError
 from stateside.core.positions import Position
+from stateside.core.wait import wait_until
 from stateside.journal.append_batch import Appended, EventPlace
 from stateside.journal.backends.kafka.admin import Admin, check_policy
 from stateside.journal.backends.kafka.messages import values_of
@@ -208,19 +208,20 @@ class KafkaWriter(LogWriter):
 
     def _await_visible(self, delivered: Delivered, what: str) -> Mapping[int, int]:
         """Step 6: Kafka moves the ends a moment after the commit, or the abort. Returns the new ends."""
-        deadline = time.monotonic() + self.topic.answer_s_max
-        while True:
+
+        def new_ends() -> Mapping[int, int] | None:
             ends = self._admin.ends(delivered)
-            if all(ends[number] > offsets[-1] for number, offsets in delivered.items()):
-                return ends
-            if time.monotonic() > deadline:
-                raise JournalAway(
-                    what,
-                    where=self.topic.where,
-                    next_step="See that all brokers run, and who else has a transaction open in this topic. "
-                    "Open the journal again; the same append then gives the receipt",
-                )
-            time.sleep(_LOOK_S)
+            return ends if all(ends[number] > offsets[-1] for number, offsets in delivered.items()) else None
+
+        found = wait_until(new_ends, self.topic.answer_s_max, _LOOK_S)
+        if found is not None:
+            return found
+        raise JournalAway(
+            what,
+            where=self.topic.where,
+            next_step="See that all brokers run, and who else has a transaction open in this topic. "
+            "Open the journal again; the same append then gives the receipt",
+        )
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

@@ -6,13 +6,12 @@ writes the file when the gaps change, without a sync: after a loss of power the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from stateside.core.storage import write_atomically
+from stateside.core.json_file import JsonFile
 
 SHOWN_MAX: Final = 1_000
 _NAME: Final = "gaps.json"
@@ -42,13 +41,16 @@ class Gaps:
     @classmethod
     def read(cls, merged: Path) -> Gaps:
         """The gaps last published by the merger of the stream in this folder."""
-        try:
-            told = json.loads((merged / _NAME).read_bytes())
-        except (FileNotFoundError, ValueError):  # a loss of power may leave the file empty
-            return cls()
-        return cls(told["count"], tuple(Gap(**gap) for gap in told["gaps"]))
+        return _GAPS.read_if_valid(merged / _NAME) or cls()
 
     def write(self, merged: Path) -> None:
         """Publish the gaps for other processes."""
-        content = {"count": self.count, "gaps": [asdict(gap) for gap in self.shown]}
-        write_atomically(merged / _NAME, json.dumps(content).encode(), durable=False)
+        _GAPS.write(merged / _NAME, self)
+
+
+_GAPS = JsonFile(
+    "The gaps",
+    lambda document: Gaps(document["count"], tuple(Gap(**gap) for gap in document["gaps"])),
+    lambda gaps: {"count": gaps.count, "gaps": [asdict(gap) for gap in gaps.shown]},
+    durable=False,
+)

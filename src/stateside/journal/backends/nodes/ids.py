@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.errors import EventsGone, JournalCorrupt
+from stateside.core.lmdb import open_environment
 from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.backends.nodes.last_sequences import IDS, Lasts, Logs, key_of
 from stateside.journal.backends.nodes.partition import MERGED, MergedPartition, StreamIdentity
 from stateside.journal.index import hash_of, keeping
-from stateside.journal.lmdb import open_environment
 from stateside.journal.receipt import StoredEvent
 
 

@@ -23,11 +23,11 @@ import lmdb
 import pyarrow as pa
 
 from stateside.core.errors import EventsGone
+from stateside.core.lmdb import growing, open_environment, write
 from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.index import MAP_BYTES_START, hash_of, keeping
-from stateside.journal.lmdb import open_environment
 
 UNWRITTEN_MAX = 50_000  # entries; about 10 MB in memory
 
@@ -116,8 +116,7 @@ class Lasts:
     def write(self) -> None:
         """Write all entries to disk."""
         with keeping("sequences", self._directory):
-            while not self._written():
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+            write(self._environment, self._put)
             self._unwritten = {}
 
     def close(self) -> None:
@@ -144,26 +143,18 @@ class Lasts:
         """The winner of two values of one key: not simply the later one, as logs are read in any order."""
         return max(one, other)
 
-    def _written(self) -> bool:
-        """Write in one transaction; False if the map is full."""
+    def _put(self, transaction: lmdb.Transaction) -> None:
         logs = self._logs()
-        try:
-            with self._environment.begin(write=True) as transaction:
-                for key, value in sorted(self._unwritten.items()):
-                    transaction.put(key, self._value(transaction, key) or value)
-                for name, offset in self._covers.items():
-                    journal = logs[name].id() if name in logs else None
-                    if journal is not None:  # else the log is read again, which changes nothing
-                        transaction.put(LOGS + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
-        except lmdb.MapFullError:
-            return False
-        return True
+        for key, value in sorted(self._unwritten.items()):
+            transaction.put(key, self._value(transaction, key) or value)
+        for name, offset in self._covers.items():
+            journal = logs[name].id() if name in logs else None
+            if journal is not None:  # else the log is read again, which changes nothing
+                transaction.put(LOGS + name.encode(), _LOG.pack(UUID(journal).bytes, offset))
 
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / "data.mdb"
-        map_bytes = max(MAP_BYTES_START, 2 * path.stat().st_size if path.exists() else 0)
-        self._environment = open_environment(self._directory, map_size=map_bytes, metasync=False)
+        self._environment = open_environment(self._directory, map_bytes=growing(self._directory, MAP_BYTES_START))
         self._covers: dict[str, int] = {name: offset for name, _, offset in self._stored()}
 
     def _stored(self) -> list[tuple[str, UUID, int]]:

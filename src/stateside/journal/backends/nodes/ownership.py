@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,11 +40,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.core.errors import JournalLocked, SettingInvalid
-from stateside.core.storage import sync_directory, try_lock
+from stateside.core.storage import lock_within, sync_directory, try_lock
 from stateside.journal.backends.files.segment import segment_offsets
 from stateside.journal.backends.nodes.log import Owner, epochs, is_sealed, seal
 
-_LOOK_S = 0.02
 _NOTE_BYTES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
@@ -54,15 +52,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 def opening(node: Path, wait_s_max: float) -> Iterator[None]:
     """Step 1: exclude other processes that open this node."""
     node.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + wait_s_max
-    while (handle := try_lock(node / "opening")) is None:
-        if time.monotonic() >= deadline:
-            raise JournalLocked(
-                f"Another process has been opening this node for {wait_s_max:g} s",
-                where=str(node),
-                next_step="Let that process go on if it is paused, or end it, then open the node again",
-            )
-        time.sleep(_LOOK_S)
+    handle = lock_within(node / "opening", wait_s_max)
+    if handle is None:
+        raise JournalLocked(
+            f"Another process has been opening this node for {wait_s_max:g} s",
+            where=str(node),
+            next_step="Let that process go on if it is paused, or end it, then open the node again",
+        )
     try:
         yield
     finally:

@@ -12,10 +12,9 @@ From the last two columns a merger resumes, and a reader finds the place of an e
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4, uuid5
@@ -24,8 +23,8 @@ import pyarrow as pa
 
 from stateside.core.clock import Clock
 from stateside.core.errors import JournalCorrupt, SettingInvalid
+from stateside.core.json_file import JsonFile
 from stateside.core.positions import Position
-from stateside.core.storage import write_atomically
 from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.file_writer import JournalWriter
@@ -105,16 +104,7 @@ class StreamIdentity:
     @classmethod
     def read(cls, merged: Path) -> StreamIdentity | None:
         """The identity of the stream in this folder; None before its first merger."""
-        try:
-            return cls(**json.loads((merged / "born").read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            raise JournalCorrupt(
-                "What says which merged stream this is cannot be read",
-                where=str(merged / "born"),
-                next_step="Restore that file from a copy; nothing was changed",
-            ) from error
+        return _IDENTITY.read(merged / "born")
 
     @classmethod
     def bear(cls, merged: Path, partitions: int) -> StreamIdentity:
@@ -123,7 +113,7 @@ class StreamIdentity:
         born = cls(str(uuid4()), partitions)
         for partition in born.names():
             segment.create(merged / partition, 0, MERGED_SCHEMA, born.journal_id(partition))
-        write_atomically(merged / "born", json.dumps(asdict(born)).encode())
+        _IDENTITY.write(merged / "born", born)
         return born
 
     def names(self) -> list[str]:
@@ -137,6 +127,11 @@ class StreamIdentity:
     def partition_of(self, entity: str) -> str:
         """The partition of an entity's events, for good."""
         return str(zlib.crc32(entity.encode()) % self.partitions)
+
+
+_IDENTITY = JsonFile(
+    "The identity of the merged stream", lambda document: StreamIdentity(**document), damage=JournalCorrupt
+)
 
 
 class MergedPartition(FileLog):
