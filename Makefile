@@ -1,6 +1,6 @@
 # Everything is installed into .venv, from locks; a target that needs it makes it. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-fast test-full lint docs screenshots bench lock clean
+.PHONY: help setup demo chaos test test-fast test-full coverage lint docs screenshots bench lock clean
 .DELETE_ON_ERROR:
 
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python
@@ -41,6 +41,13 @@ test-fast: $(TOOLS) ## run the tests that need neither Spark nor whole processes
 
 test-full: export STATESIDE_TEST_FULL = 1
 test-full: test ## like test, with the long versions of the long tests
+
+coverage: $(TOOLS) $(BROWSER) $(PROXY) ## run the tests and show which lines they reach; pytest's options in ARGS="..."
+	rm -rf .cache/coverage && mkdir -p .cache/coverage
+	$(VENV)/coverage run tools/test.py $(ARGS) || true
+	$(VENV)/coverage combine --quiet
+	$(VENV)/coverage report
+	$(VENV)/coverage html --quiet --directory .cache/coverage/html
 
 lint: $(TOOLS) ## check style, types and which room imports which
 	$(VENV)/ruff check

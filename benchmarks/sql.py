@@ -131,6 +131,6 @@ def _bare(table: pa.Table) -> Any:
 
     def work() -> int:
         assert len(connection.execute(GROUP_BY).fetchall()) > 0
-        return table.num_rows
+        return int(table.num_rows)
 
     return work

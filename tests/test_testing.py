@@ -7,7 +7,7 @@ import pytest
 
 from stateside.core.errors import EventRefused
 from stateside.core.positions import Position
-from stateside.journal import Event
+from stateside.journal import Event, FileJournal
 from stateside.pipeline.sinks.sink import BatchId
 from stateside.testing import Crash, CrashingSink, crash_marker, temporary_journal
 
@@ -17,6 +17,7 @@ def test_a_temporary_journal_has_its_events_and_is_gone_afterwards() -> None:
     with temporary_journal(events) as journal:
         assert list(journal.events()) == events
         assert journal.end() == Position.of({"0": 3})
+        assert isinstance(journal, FileJournal)
         folder = journal.directory
         assert folder.exists()
     assert not folder.exists()

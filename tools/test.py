@@ -1,12 +1,12 @@
 """`make test`: all tests, on two processes, one for each core; each has a Spark session of its own where it needs one.
 
 Before them, once, an archive of Spark's classes is made, from which JVMs start sooner (tests/quick_java.py).
-A file's tests run in one process, in order, and whichever process is free takes the next file. Options are pytest's.
+A file's tests run in one process, in order, and whichever process is free takes the next file, files with long tests
+first (tests/conftest.py). Options are pytest's.
 `make test-fast` shares single tests out, and writes to memory: an fsync costs nothing there. What it leaves of examples
 and damaged places, tests/sizes.py says. The other two write to the disk, as applications do.
-`make test-full` also writes what came out, file by file and with the date, into docs/test-full.md, to be committed.
-Files that were not run this time keep their lines: it may be run in parts, `make test-full ARGS=tests/oracle`. A choice
-by name, `-k`, has lines of its own, below the whole file's.
+`make test-full` without ARGS also writes the outcome, file by file, with date and commit, to docs/test-full.md, to be
+committed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,15 +36,15 @@ TABLE = Path("docs/test-full.md")
 def main(arguments: list[str]) -> int:
     """Run them; pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        report, commit, began_s = Path(folder) / "report.xml", _commit(), time.monotonic()
         if not FAST:
             subprocess.run([sys.executable, "-m", "tests.quick_java"], check=False)
         command = [sys.executable, "-m", "pytest", *PROCESSES, *([f"--junitxml={report}"] if FULL else []), *arguments]
         with _written_to_memory() if FAST else nullcontext():
             code = subprocess.run(command, check=False).returncode
-        if FULL and report.exists():
-            found = lines(list(outcomes(report)), _choice(arguments))
-            TABLE.write_text(table(found, TABLE.read_text() if TABLE.exists() else ""))
+        if FULL and not arguments and report.exists():
+            minutes = (time.monotonic() - began_s) / 60
+            TABLE.write_text(page(list(outcomes(report)), f"{datetime.now(UTC):%Y-%m-%d}", commit, minutes))
     return code
 
 
@@ -61,7 +61,7 @@ def _written_to_memory() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one test: passed, failed or skipped."""
+    """The outcome of one test: passed, failed or skipped."""
 
     file: str
     outcome: str
@@ -78,48 +78,35 @@ def outcomes(report: Path) -> Iterable[Outcome]:
 
 
 def _files(dotted: str) -> Iterable[Path]:
-    """The files that a test's class may stand in: `tests.test_cli.TestCtrlC` is one of tests/test_cli.py."""
+    """The possible files of a test's class: `tests.test_cli.TestCtrlC` is one of tests/test_cli.py."""
     parts = dotted.split(".")
     return (Path(*parts[:size]).with_suffix(".py") for size in range(len(parts), 0, -1))
 
 
-HEAD = """# What `make test-full` said last, file by file
-Written by the run itself (`tools/test.py`). A file's line has the date and the commit of its own last run.
+PAGE = """# The last run of `make test-full`
+Written by `tools/test.py`: {date}, commit {commit}, {minutes:.0f} minutes on two processes.
 
-| tests | passed | failed | skipped | seconds | date | commit |
-|---|---:|---:|---:|---:|---|---|
+| tests | passed | failed | skipped | seconds |
+|---|---:|---:|---:|---:|
 """
 
 
-def lines(found: list[Outcome], choice: str = "") -> dict[str, str]:
-    """A line of the table for each file, or for what was chosen of it."""
+def page(found: Sequence[Outcome], date: str, commit: str, minutes: float) -> str:
+    """The page of one whole run: a line for each file, and their sum."""
     files: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in found:
         files[outcome.file].append(outcome)
-    when = f"{datetime.now(UTC):%Y-%m-%d} | {_commit()}"
-    return {file + choice: f"{_counted(file + choice, files[file])} | {when} |" for file in files}
+    lines = [_line(file, files[file]) for file in sorted(files)]
+    return "".join([PAGE.format(date=date, commit=commit, minutes=minutes), *lines, _line("all", found)])
 
 
-def table(new: dict[str, str], before: str) -> str:
-    """The page with these lines, and with the older ones of files that are still there."""
-    older = {line.split(" | ")[0][2:]: line for line in before.splitlines() if line.startswith("| tests/")}
-    kept = {name: line for name, line in older.items() if Path(name.split(" ")[0]).exists()}
-    return HEAD + "".join(f"{line}\n" for _, line in sorted((kept | new).items()))
-
-
-def _choice(arguments: list[str]) -> str:
-    """What `-k` chose, as it stands behind a file's name."""
-    words = dict(pairwise(arguments))
-    return f" -k '{words['-k']}'" if "-k" in words else ""
-
-
-def _counted(name: str, found: list[Outcome]) -> str:
+def _line(name: str, found: Sequence[Outcome]) -> str:
     counts = [sum(outcome.outcome == kind for outcome in found) for kind in ("passed", "failed", "skipped")]
-    return f"| {name} | {' | '.join(map(str, counts))} | {sum(outcome.seconds for outcome in found):,.0f}"
+    return f"| {name} | {' | '.join(map(str, counts))} | {sum(outcome.seconds for outcome in found):,.0f} |\n"
 
 
 def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
+    command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 

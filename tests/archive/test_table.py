@@ -308,7 +308,7 @@ def test_a_damaged_table_without_its_mark_is_told(archive: ArchiveTable, tmp_pat
 def test_of_two_that_store_the_same_batch_at_the_same_time_one_fails(
     archive: ArchiveTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = table.write_deltalake
+    write = write_deltalake
 
     def overtaken(*arguments: Any, **named: Any) -> None:
         monkeypatch.setattr(table, "write_deltalake", write)

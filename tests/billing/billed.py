@@ -48,7 +48,7 @@ Row = tuple[str, int, str, str, int, int]  # customer, period's end, type, plan,
 def closed(rows: Iterable[Row]) -> pa.Table:
     """Rows as the view gives them to its sink."""
     names = ("customer", "period_end", "type", "plan", "quantity", "events")
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {name: [] for name in names}
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
     types = (pa.string(), pa.int64(), pa.string(), pa.string(), pa.int64(), pa.int64())
     table = pa.table({name: pa.array(columns[name], type_) for name, type_ in zip(names, types, strict=True)})
     return table.set_column(1, "period_end", table["period_end"].cast(TIME))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import QUANTITY_MAX, assignment, clock_tick
+from stateside.billing.money import Rounding
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import PlanInvalid
@@ -114,6 +115,8 @@ def rate_one(book: SimpleBook, offset: int, event: Event) -> tuple[str | None, s
     return None, bill_type, version
 
 
+ROUNDINGS: list[Rounding] = ["half-even", "up"]
+
 # Random journals: times in hours, few customers and plans, so that everything meets.
 
 hours = st.integers(0, 30)
@@ -127,7 +130,7 @@ prices = st.lists(st.sampled_from(["call", "data", "package:weekend", "package:n
 @st.composite
 def publications(draw: st.DrawFn) -> Event:
     tiers = {type_: Tiers((Tier(0, 5, 1),)) for type_ in draw(prices)} | {"credit": CREDIT}
-    currency, rounding = draw(st.sampled_from(["EUR", "JPY"])), draw(st.sampled_from(["half-even", "up"]))
+    currency, rounding = draw(st.sampled_from(["EUR", "JPY"])), draw(st.sampled_from(ROUNDINGS))
     version = PlanVersion(
         draw(plan_names), draw(st.integers(1, 4)), draw(times), currency, draw(cycles), rounding, tiers
     )

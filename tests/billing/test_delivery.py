@@ -140,7 +140,12 @@ def test_new_documents_are_found_and_old_files_not_read_again(
         made.step()
         read: list[Any] = []
         original = DataFile.read
-        monkeypatch.setattr(DataFile, "read", lambda self, *given: read.append(self.path) or original(self, *given))
+
+        def noted(self: DataFile, *given: Any) -> Any:
+            read.append(self.path)
+            return original(self, *given)
+
+        monkeypatch.setattr(DataFile, "read", noted)
         bills.commit({("late", FEBRUARY + 1, "call", "basic@1"): (120, 1)})
         assert made.step() == 0
         assert read == []

@@ -139,7 +139,7 @@ def check(query: Query, readers: Readers, usage: Expected) -> bool:
 
 def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool) -> list[bool]:
     """Take batches of these lengths in turn, up to the journal's end, and check after each."""
-    end, exact = FileLog(query.layout.journal).end()["0"], []
+    end, exact = FileLog(query.layout.journal).end()["0"], list[bool]()
     readers = Readers.of(query.layout)
     for number in range(10_000):
         if query.position == end and query.watermark_us == query._next_watermark_us():

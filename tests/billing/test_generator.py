@@ -310,7 +310,7 @@ def test_a_rate_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"customers": 0}, {"periods": 0}, {"events_per_period": 0}])
-def test_nothing_at_all_is_refused(wrong: dict[str, int]) -> None:
+def test_nothing_at_all_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestInvalid, match="Give a number from 1 on"):
         Generator(**wrong)
 

@@ -43,6 +43,7 @@ def correct(events: list[Late], before: pa.Table, plans: Amounts = PLANS, first:
 
 
 def only(table: pa.Table) -> dict[str, Any]:
+    row: dict[str, Any]
     (row,) = table.to_pylist()
     return row
 

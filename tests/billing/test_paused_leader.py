@@ -27,7 +27,7 @@ def test_an_old_leader_that_wakes_up_anywhere_in_a_batch_adds_and_changes_no_doc
     """The new one repeats the batch before, or after, the old one has gone on from where it was paused."""
     write_story(layout)
     Lease(layout.root).make()
-    gates, new = Gates(layout.root), []
+    gates, new = Gates(layout.root), list[Query]()
 
     def pause(reached: int) -> None:
         if reached == step and not new:

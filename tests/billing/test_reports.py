@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,9 +169,12 @@ def test_of_a_range_with_a_report_only_the_suspects_are_rated(story: Layout, mon
     journal = FileLog(story.journal)
     book = BookKeeper(journal, None).at(ENDS[-1])
     offsets: list[int] = []
-    monkeypatch.setattr(
-        sweep_module, "rate", lambda events, book: (offsets.extend(events["offset"].to_pylist()), rate(events, book))[1]
-    )
+
+    def noted(events: pa.Table, book: Any) -> Any:
+        offsets.extend(events["offset"].to_pylist())
+        return rate(events, book)
+
+    monkeypatch.setattr(sweep_module, "rate", noted)
     planned = Planned(0, ENDS[-1], 0, 0)
     sweep(journal, book, planned, Frontier(), Repeats(story.root, journal), [report(journal, 0, ENDS[-1])])
     assert offsets == [offset for offset, *_ in [*DEAD, DEAD_LAST]]

@@ -33,7 +33,7 @@ def stateside(*arguments: str, lines: Sequence[object] = ()) -> str:
 
 def run_until_idle(folder: str, batches: int) -> None:
     """Runs the shop until each of its two views has made so many batches, then stops it in order."""
-    command = [STATESIDE, "run", "shop:app", "--dir", folder, "--json"]
+    command = [str(STATESIDE), "run", "shop:app", "--dir", folder, "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HERE)}
     ) as run:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -83,7 +83,12 @@ class JournalContract(ABC):
         assert list(self.reader(tmp_path).events()) == [event for _, batch in appended for event in batch]
 
     def test_events_come_back_whole(self, tmp_path: Path) -> None:
-        payload = {"text": "Grüße, 世界 \n\x00", "numbers": [1, -2.5, 2**60], "none": None, "deep": {"a": [{}]}}
+        payload: dict[str, Any] = {
+            "text": "Grüße, 世界 \n\x00",
+            "numbers": [1, -2.5, 2**60],
+            "none": None,
+            "deep": {"a": [{}]},
+        }
         more: dict[str, Any] = {"version": 3, "metadata": {"trace": "ä"}, "extra": {"region": ["x", None]}}
         event = Event("id 1", "Zoë", "call", 7_258_118_399_999_999, payload, ("night", "roaming"), **more)
         binary = Event("id 2", "Zoë", "call", 0, b"\xff\x00{}")
@@ -432,4 +437,6 @@ class _Merged:
 
 class TestANodesJournal(JournalContract):
     writer = staticmethod(_node)
-    reader = staticmethod(_Merged)
+
+    def reader(self, folder: Path) -> Journal:
+        return cast(Journal, _Merged(folder))

@@ -30,7 +30,7 @@ def test_the_application_on_the_page_answers_as_the_page_says(
     module = ModuleType("page_of_computed_columns")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec("\n".join(blocks("python")), module.__dict__)
-    app: stateside.App = module.app  # type: ignore[attr-defined]
+    app: stateside.App = module.app
     [shown] = map(json.loads, blocks("json"))
     calls = [
         Event(f"{n}", row["entity"], "call", 0, {"plan": row["plan"], "seconds": row["seconds"]})

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +25,7 @@ from stateside.serving.rows import view_reader
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache, execution, pool, process, sql_query
 from stateside.serving.sql import pool as pool_module
-from stateside.serving.web import application, connection, event_routes, route
+from stateside.serving.web import connection, event_routes, route
 from stateside.serving.web import event_routes as event_routes_module
 from stateside.serving.web import request as request_module
 from stateside.serving.web.request import Request
@@ -72,7 +73,7 @@ def test_tokens_are_made_listed_and_revoked_and_keys_are_rotated(
 
 def test_the_table_of_limits_has_what_the_code_has() -> None:
     assert (limits.RATE_PER_S, limits.BURST_S, limits.RUNNING_MAX, limits.BUCKETS_MAX) == (5_000, 2, 2_000, 10_000)
-    assert (route.BODY_BYTES_MAX, request_module.BODY_S_MAX, application.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
+    assert (route.BODY_BYTES_MAX, request_module.BODY_S_MAX, request_module.PATH_CHARS_MAX) == (1 << 20, 30, 4_096)
     assert (verifier.TOKEN_CHARS_MAX, verifier.CACHED_MAX) == (8_192, 4_096)
     assert (tokens.LIFE_S_MAX, tokens.SCOPE_ENTRIES_MAX, tokens.SKEW_S) == (400 * 86_400, 64, 5)
     assert (connection.HEAD_S_MAX, connection.HANDSHAKE_S_MAX, connection.CONNECTIONS_MAX) == (10, 10, 8_192)
@@ -83,7 +84,7 @@ def test_the_table_of_limits_has_what_the_code_has() -> None:
         f"`--running` | {limits.RUNNING_MAX:,} |",
         f"| {route.BODY_BYTES_MAX >> 20} MiB, or the route's own limit | 413 |",
         f"| {request_module.BODY_S_MAX:g} s | 408 |",
-        f"| {application.PATH_CHARS_MAX:,} characters | 400 |",
+        f"| {request_module.PATH_CHARS_MAX:,} characters | 400 |",
         f"{verifier.TOKEN_CHARS_MAX:,} characters; valid for at most {tokens.LIFE_S_MAX // 86_400} days",
         f"; {tokens.SCOPE_ENTRIES_MAX} each of views, columns, entities and types",
         f"| {tokens.SKEW_S:g} s | 401 |",
@@ -150,7 +151,7 @@ def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> N
     (route,) = event_routes.event_routes(layout)
     assert (method, address) == (route.method, route.pattern)
     request = Request((), (), {}, ViewReaders(layout), body=document.encode())
-    answer = asyncio.run(route.handler(request))  # type: ignore[arg-type]
+    answer: Any = asyncio.run(route.handler(request))  # type: ignore[arg-type]
     assert json.loads(as_json(answer.document, PLAIN)) == {"receipt": "0:1", "receipts": ["0:1"]}
 
 

@@ -84,7 +84,7 @@ def ask(url: str, word: str) -> tuple[int | None, dict[str, Any]]:
 
 def wait_until_counted(url: str, job: Job) -> dict[str, Any]:
     """Every word has the count that it should have, in the answers; the newest stamp."""
-    deadline, found = time.monotonic() + WAIT_S_MAX, None
+    deadline, found = time.monotonic() + WAIT_S_MAX, object()
     while time.monotonic() < deadline:
         assert job.process is None or job.process.poll() is None, job.log.read_text()[-2_000:]
         try:

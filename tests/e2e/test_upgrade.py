@@ -158,13 +158,10 @@ def test_new_code_takes_over_without_a_failed_read(layout: Layout, tmp_path: Pat
             wait_until(lambda: len(finished(layout)) > handed_over + 2)
             wait_until(lambda: httpx.get(f"{url}/v1/views/total/rollup").status_code == 200)
 
-            began_s = time.monotonic()
             new.send_signal(signal.SIGTERM)
-            new.communicate(timeout=120)
-            stopped_s = time.monotonic() - began_s
+            new.communicate(timeout=STOP_S_MAX + QUERY_STOP_S_MAX + JVM_STOP_S_MAX + ROOM_S)
     assert (new.returncode, drivers.leader()) == (0, None)
-    assert stopped_s < STOP_S_MAX + QUERY_STOP_S_MAX + JVM_STOP_S_MAX + ROOM_S
     assert finished(layout) == list(range(len(finished(layout)))), "no batch was given up, and none done twice"
     assert reading.failed == [] and len(reading.totals) > 50
     assert reading.totals == sorted(reading.totals) and reading.totals[-1] <= len(events)
-    print(f"{len(reading.totals)} reads, the longest {reading.longest_s:.2f} s; stopped in {stopped_s:.1f} s")
+    print(f"{len(reading.totals)} reads, the longest {reading.longest_s:.2f} s")

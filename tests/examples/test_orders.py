@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -61,7 +62,7 @@ def journalled(layout: Layout) -> Counter[tuple[str, str, int, int]]:
     return Counter((event.entity, event.type, event.time_us, event.payload["amount_micros"]) for event in events)
 
 
-def crashing(app: stateside.App, reaction: str, when: str) -> stateside.App:
+def crashing(app: stateside.App, reaction: str, when: Literal["before", "after"]) -> stateside.App:
     """The same application, with a crash just before or after this reaction has emitted its first events."""
     copy = stateside.App(app.name, fields=app.fields)
     copy.views = dict(app.views)
@@ -71,7 +72,7 @@ def crashing(app: stateside.App, reaction: str, when: str) -> stateside.App:
     return copy
 
 
-def _crashing(sink: SinkFactory, when: str) -> SinkFactory:
+def _crashing(sink: SinkFactory, when: Literal["before", "after"]) -> SinkFactory:
     return lambda context: CrashingSink(sink(context), when)
 
 

@@ -25,7 +25,8 @@ def test_all_three_views_agree_with_plain_python(spark: SparkSession, layout: La
     )
     run_to(app, layout, spark, events_per_batch=25)
 
-    spent, bought, streaks = defaultdict(list), defaultdict(list), {}
+    spent, bought = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    streaks: dict[str, tuple[int, int, int]] = {}
     for customer, country, amount in orders:
         spent[customer].append(amount)
         bought[country].append(amount)

@@ -28,6 +28,6 @@ def write_old(folder: Path, appends: list[list[Event]], version: int = 1) -> Non
 
 
 def _frame(journal_id: UUID, offset: int, batch: pa.RecordBatch) -> bytes:
-    body = batch.serialize().to_pybytes()
+    body: bytes = batch.serialize().to_pybytes()
     fields = struct.pack("<4sIIQ", b"FRAM", batch.num_rows, len(body), offset)
     return fields + struct.pack("<I", zlib.crc32(journal_id.bytes + fields + body)) + body

@@ -134,25 +134,6 @@ def second_merger(folder: Path) -> Merger:
     return Merger(folder)
 
 
-LOCKS: dict[str, Any] = {
-    "a turn": (a_turn, lambda folder: JournalWriter(folder, wait_s_max=0.05), JournalLocked, "end it"),
-    "a node": (lambda folder: NodeWriter(folder, "a"), lambda folder: NodeWriter(folder, "a"), JournalLocked, "fenced"),
-    "the merger": (Merger, second_merger, JournalLocked, "end it"),
-    "the views": (
-        lambda folder: following(folder),
-        lambda folder: QueryViews(FileJournal(folder), folder / "views").follow(),
-        ViewsBusy,
-        "That is fine",
-    ),
-    "retention": (
-        lambda folder: retaining(folder),
-        lambda folder: drop(JournalFiles(folder), 1, []),
-        JournalLocked,
-        "Wait until it is done",
-    ),
-}
-
-
 @contextmanager
 def following(folder: Path) -> Iterator[None]:
     JournalWriter(folder).close()
@@ -170,6 +151,25 @@ def retaining(folder: Path) -> Iterator[None]:
     assert handle is not None
     yield
     os.close(handle)
+
+
+LOCKS: dict[str, Any] = {
+    "a turn": (a_turn, lambda folder: JournalWriter(folder, wait_s_max=0.05), JournalLocked, "end it"),
+    "a node": (lambda folder: NodeWriter(folder, "a"), lambda folder: NodeWriter(folder, "a"), JournalLocked, "fenced"),
+    "the merger": (Merger, second_merger, JournalLocked, "end it"),
+    "the views": (
+        following,
+        lambda folder: QueryViews(FileJournal(folder), folder / "views").follow(),
+        ViewsBusy,
+        "That is fine",
+    ),
+    "retention": (
+        retaining,
+        lambda folder: drop(JournalFiles(folder), 1, []),
+        JournalLocked,
+        "Wait until it is done",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", LOCKS)
@@ -291,10 +291,10 @@ def node(folder: Path) -> Subject:
         stream = MergedJournal(folder)
         for row in range(COUNT // 2):
             for number in range(2):
-                (found,) = stream.tail(f"entity-{number}", row + 1, row + 1) or [None]
-                if found is None:
+                found = list(stream.tail(f"entity-{number}", row + 1, row + 1))
+                if not found:
                     raise AssertionError(f"{number}-{row} is left out")
-                yield found.id
+                yield found[0].id
 
     def opening() -> Iterator[str]:
         for index in ("index", "places"):

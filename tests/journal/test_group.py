@@ -19,7 +19,7 @@ import pytest
 from stateside.core.errors import EntityElsewhere, EventRefused, IdConflict, JournalAway, StatesideError
 from stateside.core.positions import Position
 from stateside.journal import Event, FileLog, JournalWriter, group_commit
-from stateside.journal.append_batch import Answer, Answers, Appended, AppendRequest
+from stateside.journal.append_batch import Answer, Answers, Appended, AppendRequest, EventPlace
 from stateside.journal.group_commit import GroupCommit
 from tests.waiting import WAIT_S_MAX, wait_until
 
@@ -49,14 +49,14 @@ class Disk:
         first = sum(map(len, self.stored))
         self.stored.append(ids)
         ends = accumulate((len(request.events) for request in requests), initial=first)
-        return [Position.of({"0": end}) for end in list(ends)[1:]]
+        return [Appended(Position.of({"0": end}), lambda number: EventPlace("0", number)) for end in list(ends)[1:]]
 
 
 def offset(together: GroupCommit, *ids: str) -> int:
     """Append these; the offset behind them."""
-    position = together.append(AppendRequest([event(id_) for id_ in ids]))
-    assert isinstance(position, Position)
-    return position["0"]
+    answer = together.append(AppendRequest([event(id_) for id_ in ids]))
+    assert isinstance(answer, Appended)
+    return answer.position["0"]
 
 
 def appended(disk: Disk, appends: list[list[str]]) -> list[int | BaseException]:
@@ -214,10 +214,14 @@ def interrupted_at(moment: int, *, refused: bool) -> bool:
     together = GroupCommit(store)
     answers["first"] = started(lambda: offset(together, "first"))
     assert disk.busy.wait(10)
+
+    def waiting(number: int) -> bool:
+        return len(together._line) == number or answers["own"].done()
+
     for number, id_ in enumerate(("own", "bad" if refused else "good", "other"), 1):
         act = partial(offset, together, id_)
         answers[id_] = started(interrupt.around(act) if id_ == "own" else act)
-        until(lambda number=number: len(together._line) == number or answers["own"].done())
+        until(partial(waiting, number))
     disk.free.set()
     for id_, answer in list(answers.items()):
         assert isinstance(answer.exception(10), KeyboardInterrupt | EventRefused | JournalAway | None), (moment, id_)

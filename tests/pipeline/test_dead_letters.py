@@ -7,7 +7,7 @@ import shutil
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 
 import stateside
@@ -87,7 +87,7 @@ def test_a_watermark_on_a_field_of_the_payload_is_guarded_like_the_events_time(
 
     @app.view(key=["site", "window"])
     def hourly(events: DataFrame) -> DataFrame:
-        grouped = timed(events).groupBy("site", F.window("then", "1 hour"))
+        grouped: GroupedData = timed(events).groupBy("site", F.window("then", "1 hour"))
         return grouped.agg(F.sum(F.lit(0.0)).alias("total"), F.count("*").alias("n"))
 
     def at(number: int, minute: int, year: int = 2026) -> Event:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pyarrow as pa
 import pytest
 
@@ -82,7 +80,5 @@ def test_a_leadership_that_is_lost_while_a_batch_is_held_ends_the_wait(checkpoin
         if len(asked) > 2:
             raise LeadershipLost("Another leads")
 
-    began_s = time.monotonic()
     with pytest.raises(LeadershipLost):
         BatchDelivery(Notebook(*[SinkAway("It is away")] * 99), checkpoint, float("inf"), lost_later)(Rows(), 7)  # type: ignore[arg-type]
-    assert time.monotonic() - began_s < 30

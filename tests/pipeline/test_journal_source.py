@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -86,7 +87,7 @@ def test_a_range_with_the_newer_columns_and_by_tag(spark: SparkSession, journal:
 def test_a_stream_of_a_merged_stream_reads_every_event_once_through_restarts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    folder, seen = tmp_path / "nodes", []
+    folder, seen = tmp_path / "nodes", list[Any]()
     with NodeWriter(folder, "a") as a, NodeWriter(folder, "b") as b, Merger(folder, partitions=2) as merger:
         for round_ in range(3):
             for node in (a, b):

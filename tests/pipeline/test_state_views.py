@@ -182,7 +182,7 @@ def stored(spark: SparkSession, layout: Layout, variable: str, batch: int) -> li
     reader = spark.read.format("statestore").option("batchId", str(batch))
     asked = ("readRegisteredTimers", "true") if variable == "timers" else ("stateVarName", variable)
     frame = reader.option(*asked).load(str(layout.view("spending").checkpoint))
-    parts = [
+    parts: list[str] = [
         name for name in ("key", "user_map_key", "value", "user_map_value", "list_element") if name in frame.columns
     ]
     found = [_flat(row.asDict(recursive=True), parts) for row in frame.collect()]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +98,7 @@ def test_an_event_whose_field_has_another_type_is_no_row_but_a_dead_letter(spark
     assert [(letter["id"], letter["reason"]) for letter in stored_letters(layout)] == [("bad", "mismatch")]
 
 
-Refusal = tuple[str, str, list[str], Callable[[DataFrame], DataFrame]]
+Refusal = tuple[str, str, list[str], Callable[[DataFrame], Any]]
 by_entity = ["entity"]
 REFUSALS: dict[str, Refusal] = {
     "not grouped": ("ends in Project", r"End in groupBy", by_entity, lambda e: e.select("entity", "amount")),

@@ -161,7 +161,7 @@ def test_sessions_merge_grow_and_leave_as_in_plain_python(spark: SparkSession, l
 
 
 def sessions(events: Sequence[Event]) -> list[tuple[str, int, int, list[int]]]:
-    gap_us, found = 10 * MINUTE_US, []
+    gap_us, found = 10 * MINUTE_US, list[tuple[str, int, int, list[int]]]()
     for event in sorted(events, key=lambda event: (event.entity, event.time_us)):
         n = event.payload["n"]
         if found and found[-1][0] == event.entity and event.time_us < found[-1][2]:

@@ -95,7 +95,7 @@ def run(app: stateside.App, layout: Layout, spark: SparkSession, numbers: range,
     ]
     append(layout, events)
     stop_at = FileLog(layout.journal).end()
-    limits = {"events_per_batch_max": PER_BATCH, "restarts_max": 0, "stop_at": stop_at}
+    limits: dict[str, Any] = {"events_per_batch_max": PER_BATCH, "restarts_max": 0, "stop_at": stop_at}
     with Runner(app, layout, RunSettings(**limits, batches_kept=settings.batches_kept), session=spark) as runner:
         runner.run_to_end()
 

@@ -26,7 +26,7 @@ from stateside.replica.shard import Share
 from stateside.replica.store import ReplicaReader, Snapshot
 from stateside.replica.tail import Tail
 from stateside.views.catalogue import Computed
-from stateside.views.functions import KnownFunctions, extend_functions
+from stateside.views.functions import ColumnFunction, KnownFunctions, extend_functions
 from tests.sizes import examples
 
 from . import spark_job
@@ -35,7 +35,7 @@ from .rollup_rows import ALL_KEPT, COLUMNS, KEY, Key, Row, rollups
 from .spark_job import Job, answered
 
 LONG_MAX = 2**63 - 1
-FUNCTIONS = {
+FUNCTIONS: dict[tuple[str, ...], ColumnFunction] = {
     ("de",): Tiers((Tier(0, 0, 1), Tier(3, 500, 2))),  # three are included
     ("fr",): Tiers((Tier(0, -1, 1),)),
     ("it",): Tiers((Tier(0, 7, 3), Tier(2, 100, 1), Tier(6, 1, 4))),
@@ -259,7 +259,11 @@ def test_a_replica_that_is_loaded_or_rolled_back_has_the_computed_sums_of_its_ro
     declare(job.view, [["country"], []])
     for number in range(10):
         job.run({(f"c{row}", "dfi"[row % 3]): (1, number + row) for row in range(number % 2, 20, 2)})
-    prices = {("d",): FUNCTIONS[("de",)], ("f",): FUNCTIONS[("fr",)], ("i",): FUNCTIONS[("it",)]}
+    prices: dict[tuple[str, ...], ColumnFunction] = {
+        ("d",): FUNCTIONS[("de",)],
+        ("f",): FUNCTIONS[("fr",)],
+        ("i",): FUNCTIONS[("it",)],
+    }
     job.snapshot(8)
     job.purge(7)
     with pytest.raises(CheckpointInvalid, match="has no function for"):

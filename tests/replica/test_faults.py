@@ -20,8 +20,9 @@ from stateside.core.layout import Layout, ViewLayout
 from stateside.replica import tail as tail_module
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.rollup_tables import RollupRows
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from tests.disks import fill, mounted
@@ -72,7 +73,8 @@ import sys
 from pathlib import Path
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.replica_reader import ReplicaReader
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.rollup_tables import RollupRows
 reader = ReplicaReader(Path(sys.argv[1]))
 with reader.snapshot() as snapshot:
@@ -452,7 +454,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from stateside.replica.keys import KeyCodec
-from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.replica_reader import ReplicaReader
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.rollup_tables import RollupRows
 reader = ReplicaReader(Path(sys.argv[1]))
 with ExitStack() as stack:

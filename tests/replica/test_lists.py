@@ -26,7 +26,7 @@ batches = st.lists(st.lists(changes, max_size=8), max_size=4)
 
 
 def batch(number: int) -> AppliedBatch:
-    return AppliedBatch("query", number, Position({}), 0, 0)
+    return AppliedBatch("query", number, Position.of({}), 0, 0)
 
 
 def encoded(given_changes: list[tuple[str, Entries]]) -> list[Change]:

@@ -16,7 +16,7 @@ from stateside.core.errors import CheckpointGap, CheckpointInvalid, ReplicaInval
 from stateside.core.layout import Layout, ViewLayout
 from stateside.replica import bootstrap
 from stateside.replica.environment import current_folder
-from stateside.replica.replica_reader import Snapshot
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.tail import Tail
 from tests.waiting import wait_until
 

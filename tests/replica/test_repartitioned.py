@@ -16,8 +16,9 @@ from stateside.core.errors import CheckpointGap, CheckpointInvalid
 from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.changes import Extent
 from stateside.replica.keys import KeyCodec
-from stateside.replica.replica_reader import ReplicaReader, Snapshot
+from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.rollup_tables import RollupRows
+from stateside.replica.snapshot import Snapshot
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.tail import Tail
 from stateside.views.savepoint import take
@@ -194,7 +195,7 @@ def make_older(view: ViewLayout) -> None:
     databases = writer._databases
 
     def change(transaction: lmdb.Transaction) -> None:
-        batch = json.loads(transaction.get(b"batch", db=databases.meta))
+        batch = json.loads(bytes(transaction.get(b"batch", db=databases.meta) or b""))
         del batch["partitions"]
         transaction.put(b"batch", json.dumps(batch).encode(), db=databases.meta)
         with transaction.cursor(db=databases.rows) as cursor:

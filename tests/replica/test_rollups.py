@@ -118,7 +118,7 @@ def test_whole_numbers_of_any_size_are_stored_as_they_are(numbers: list[int]) ->
 
 def test_rollups_of_many_rows_are_made_in_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollups_module, "ROWS_AT_ONCE", 7)
-    rows = {("emma", "de", day): Row(1, day, 1, 0.5, 1) for day in range(100)}
+    rows: dict[Key, Row] = {("emma", "de", day): Row(1, day, 1, 0.5, 1) for day in range(100)}
     writer = ReplicaWriter(tmp_path)
     batch = AppliedBatch("q", 0, Position.start(), 0, 0)
     writer.apply(batch, [(CODEC.encode(key), row.encoded()) for key, row in rows.items()])

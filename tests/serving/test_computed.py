@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_computed_column_stands_in_rows_and_rollups_over_http_and_on_the_comma
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
         assert json.loads(answer.stdout)["rows"] == [row]
     finally:
-        server.close()  # type: ignore[attr-defined]
+        server.close()
 
 
 def test_rows_and_rollups_have_the_computed_column_last(reader: ViewReader) -> None:
@@ -130,7 +131,8 @@ def test_a_value_that_is_too_large_is_an_error_of_its_row_and_of_its_rollup_alon
     reader = ViewReader(job.view)
     assert rows(reader, "emma")[0]["price"] == 6
     assert rollup(reader, ["country"], "de")[0]["price"] == 6
-    for ask in (lambda: rows(reader, "rich"), lambda: rollup(reader, ["country"], "lu"), lambda: rollup(reader, [])):
+    asks = (partial(rows, reader, "rich"), partial(rollup, reader, ["country"], "lu"), partial(rollup, reader, []))
+    for ask in asks:
         with pytest.raises(ValueOverflow):
             ask()
     reader.close()

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,8 @@ class Asking:
         view, last = "/v1/views/spending", BATCHES - 1
         get, short = self._get, self._short
         for customer in ("c0000", "c0007", "c0011", "c0349", "c0698", "c0699", "c9999"):
-            yield f"{customer} by the fast path", lambda c=customer: short(f"GET {view}/rows/{c}/de")
-            yield f"{customer}", lambda c=customer: get(f"{view}/rows/{c}")
+            yield f"{customer} by the fast path", partial(short, f"GET {view}/rows/{customer}/de")
+            yield f"{customer}", partial(get, f"{view}/rows/{customer}")
         keys = [[f"c{number:04}", "fr"] for number in range(0, CUSTOMERS + 40, 9)]
         yield "lookup by the fast path", lambda: short(f"POST {view}/lookup", json.dumps({"keys": keys}))
         yield "lookup", lambda: get(f"{view}/lookup?wait_ms=0", {"keys": keys})
@@ -160,7 +161,7 @@ class Asking:
         yield "where", lambda: self._scan(f"{view}/rows?limit=1000&where=total>1000")
         yield "row as of", lambda: get(f"{view}/rows/c0011?as_of={last - 2}")
         for by in ("country", "customer"):
-            yield f"rollup by {by}", lambda by=by: get(f"{view}/rollup/{by}")
+            yield f"rollup by {by}", partial(get, f"{view}/rollup/{by}")
         yield "total", lambda: get(f"{view}/rollup")
         yield "total as of", lambda: get(f"{view}/rollup?as_of={last - 4}")
         yield "snapshot of changes", lambda: get(f"{view}/changes?key=c0349", accept="application/json")
@@ -177,7 +178,7 @@ class Asking:
 
     def _get(self, path: str, body: Any = None, accept: str = "*/*") -> Any:
         async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)  # type: ignore[arg-type]
+            transport = httpx.ASGITransport(self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 if body is not None:
                     return await client.post(path, json=body)

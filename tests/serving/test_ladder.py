@@ -108,6 +108,7 @@ def check_whole(each: Got, customers: int) -> int:
     counted = {row["orders"] for row in rows}
     assert len(counted) == 1, "of two batches"
     count = counted.pop() // (customers if "rollup" in each.path else 1)
+    query: int
     query, of_batch = divmod(count - 1, SECOND_QUERY)
     assert of_batch == batch
     number = {QUESTIONS[0]: 3, QUESTIONS[1]: 3 * customers, QUESTIONS[2]: 3, QUESTIONS[3]: 1}
@@ -353,9 +354,12 @@ def test_the_job_s_state_and_the_age_tell_a_job_that_runs_from_one_that_is_idle_
         assert answer.json()["rows"] == shop.expected(1)["emma"], "it is answered all the while"
         return view["state"], answer.json()["stamp"]["age_ms"]
 
-    for state in ("running", "idle"):
+    def is_seen(state: str) -> bool:
         hears(state)
-        wait_until(lambda state=state: (hears(state), seen())[1][0] == state and seen()[1] < 30_000)  # type: ignore[misc]
+        return seen()[0] == state and seen()[1] < 30_000
+
+    for state in ("running", "idle"):
+        wait_until(partial(is_seen, state))
     hears("idle", behind_us)
     wait_until(lambda: seen()[0] == "down")
     late = httpx.get(f"{url}{BOTH}", params={"max_age_ms": 0, "wait_ms": 100})

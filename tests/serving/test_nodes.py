@@ -82,8 +82,8 @@ def test_each_writer_reads_its_own_event_whichever_node_took_it(spark: SparkSess
         receipt = nodes[0].append([Event("late", "of-hamburg", "order", 0, {"cents": 1})])
         with pytest.raises(NotFreshEnough, match=r"hamburg\.1:5 was asked for"):
             client.rows("spent", "of-hamburg", min_position=receipt, wait_ms=300)
-        event = {"id": "1", "entity": "e", "type": "t", "payload": {}}
-        refused = httpx.post(f"{url}/v1/events", json={"events": [event]})
+        document = {"id": "1", "entity": "e", "type": "t", "payload": {}}
+        refused = httpx.post(f"{url}/v1/events", json={"events": [document]})
         assert (refused.status_code, "written by its nodes" in refused.text) == (400, True)
         time.sleep(1)
         with pytest.raises(

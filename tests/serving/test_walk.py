@@ -137,7 +137,7 @@ def tokens(layout: Layout) -> Iterator[Token]:
     yield Token("revoked", issuer.create_operator("revoked"))
     issuer.revoke("revoked")
     for name, text in [("operator", operator), *((role, issuer.create(role, (role,))[0]) for role in ROLES)]:
-        yield Token(name, text, holder_of(name, (name,), None, {}))  # type: ignore[arg-type]
+        yield Token(name, text, holder_of(name, (name,), None, {}))
     where = {"customer": OWN}
     text, _ = issuer.create("c1", ROLES, where=where, entities=[OWN], types=["usage"])
     yield Token("c1", text, holder_of("c1", ROLES, None, where))

@@ -47,7 +47,7 @@ family_records = st.lists(
     ),
     max_size=6,
 )
-lineages = st.none() | st.just([]) | st.just(LINEAGE)
+lineages: st.SearchStrategy[list[Any] | None] = st.none() | st.just([]) | st.just(LINEAGE)
 
 
 @settings(max_examples=examples(100, 500))

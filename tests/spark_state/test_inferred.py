@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -76,7 +77,7 @@ def test_without_a_group_there_is_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [[USER, SESSION, COUNT], [SESSION, USER, COUNT]])
-def test_a_session_is_asked_by_its_start_behind_the_other_columns(tmp_path: Path, value: list[tuple[str, str]]) -> None:
+def test_a_session_is_asked_by_its_start_behind_the_other_columns(tmp_path: Path, value: list[Any]) -> None:
     key = [USER, ("sessionStartTime", "timestamp")]
     view = only(inferred(tmp_path, WrittenOperator(key, value, "sessionWindowStateStoreSaveExec")))
     assert view.kind == "session"
@@ -88,7 +89,9 @@ def test_a_session_is_asked_by_its_start_behind_the_other_columns(tmp_path: Path
 
 
 def test_a_session_window_may_be_without_a_zone(tmp_path: Path) -> None:
-    fields = [{"name": name, "type": "timestamp_ntz", "nullable": True, "metadata": {}} for name in ("start", "end")]
+    fields: list[Any] = [
+        {"name": name, "type": "timestamp_ntz", "nullable": True, "metadata": {}} for name in ("start", "end")
+    ]
     value = [USER, ("session_window", {"type": "struct", "fields": fields}), COUNT]
     key = [USER, ("sessionStartTime", "timestamp")]
     view = only(inferred(tmp_path, WrittenOperator(key, value, "sessionWindowStateStoreSaveExec")))
@@ -131,7 +134,7 @@ def test_an_operator_that_cannot_be_served_is_refused_by_name_and_does_no_harm_t
 
 
 def test_a_column_of_which_an_answer_would_lose_a_field_is_refused(tmp_path: Path) -> None:
-    fields = [{"name": "a", "type": type_, "nullable": True, "metadata": {}} for type_ in ("long", "string")]
+    fields: list[Any] = [{"name": "a", "type": type_, "nullable": True, "metadata": {}} for type_ in ("long", "string")]
     pairs = {"type": "array", "elementType": {"type": "struct", "fields": fields}, "containsNull": True}
     found = inferred(tmp_path / "orders", WORDS, WrittenOperator([USER], [("max", pairs)]))
     assert [view.view for view in found.views] == ["orders-0"]

@@ -5,6 +5,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -226,7 +227,10 @@ def test_a_file_that_is_not_the_one_its_checksums_are_of_is_told(put: Put, name:
         put(f"{folder}{slash}.{base}.crc", sums)
         storage = put(each, content)
     checkpoint = Checkpoint(storage)
-    read = {"offsets/3": lambda: checkpoint.plan(3), "commits/3": lambda: checkpoint.commit(3)}
+    read: dict[str, Callable[[], object]] = {
+        "offsets/3": partial(checkpoint.plan, 3),
+        "commits/3": partial(checkpoint.commit, 3),
+    }
     ask = read.get(name, checkpoint.query_id)
     ask()
     put(name, contents[name].replace("0", "1").replace("6", "7"))

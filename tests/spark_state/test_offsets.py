@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,7 +127,7 @@ class TestSparksOwnFiles:
         try:
             while len(log.commits()) < batches:
                 assert query.isActive
-                query.awaitTermination(0.2)
+                time.sleep(0.2)
         finally:
             query.stop()
         return [log.plan(batch).position for batch in log.commits()]

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -446,9 +446,9 @@ def test_a_query_that_begins_again_from_a_savepoint_says_what_it_would_have_said
     assert taken.batch == 2
 
 
-def ran(spark: Any, folder: Path, checkpoint: Path, kind: str, number: int) -> list[Sequence[Any]]:
+def ran(spark: Any, folder: Path, checkpoint: Path, kind: str, number: int) -> list[tuple[Any, ...]]:
     """What a query says in the batch of one more file."""
-    events, found = folder / "events", list[Sequence[Any]]()
+    events, found = folder / "events", list[tuple[Any, ...]]()
     events.mkdir(exist_ok=True)
     lines = "".join(f"id{number}-{line % 7},{'abc'[(number + line) % 3]},{number * 10 + line}\n" for line in range(9))
     (events / f"{number}.csv").write_text(lines)

@@ -109,7 +109,7 @@ def _expression(literals: list[tuple[str, Any]]) -> str:
 def _arrow_state(folder: Path) -> dict[Any, dict[str, Any]]:
     """The same through Arrow, all rows of a partition at once."""
     checkpoint = Checkpoint(Storage.at(folder))
-    schema, found = read_schema(checkpoint.storage, 0), {}
+    schema, found = read_schema(checkpoint.storage, 0), dict[Any, dict[str, Any]]()
     for partition in range(checkpoint.partitions(0, checkpoint.plan(0), checkpoint.commit(0))):
         changes = read_changelog(checkpoint.storage, checkpoint.commit(0), 0, partition).changes
         assert isinstance(changes, ChangeBlock)

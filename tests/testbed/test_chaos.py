@@ -117,9 +117,11 @@ def test_faults_that_come_together_are_all_injected_and_healed_in_order() -> Non
     done: list[str] = []
 
     def fault(part: str, since_s: float | None, away_s: float = 0.0) -> Fault:
-        return Fault(
-            part, "killed", lambda _: done.append(part) or Broken(lambda: done.append(f"no {part}"), since_s), away_s
-        )
+        def inject(_: System) -> Broken:
+            done.append(part)
+            return Broken(lambda: done.append(f"no {part}"), since_s)
+
+        return Fault(part, "killed", inject, away_s)
 
     system = cast(System, None)  # none of these looks at it
     both = together(fault("worker", None, 3.0), fault("replica", 1.0))
@@ -185,7 +187,9 @@ def run(*names: str, folder: Path) -> list[Result]:
 def test_an_error_of_any_library_is_one_result_and_the_next_scenario_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = iter([subprocess.TimeoutExpired("java", 5.0), json.JSONDecodeError("no", "", 0), FINE])
+    outcomes: Iterator[Exception | Result] = iter(
+        [subprocess.TimeoutExpired("java", 5.0), json.JSONDecodeError("no", "", 0), FINE]
+    )
 
     def play(course: ScenarioRun) -> Result:
         outcome = next(outcomes)
@@ -492,7 +496,7 @@ def test_a_part_that_has_ended_by_itself_was_not_killed(tmp_path: Path) -> None:
 def test_a_number_that_must_be_0_and_is_not_is_no_success_also_without_a_sentence() -> None:
     names = ("events_lost", "events_doubled", "invoices_missing", "invoices_doubled", "sums_off")
     for name in (*names, "requests_failed", "answers_wrong"):
-        wrong = replace(FINE, **{name: 1})
+        wrong = replace(FINE, **cast(Any, {name: 1}))
         assert not wrong.ok and wrong.verdict() == "wrong: a number that must be 0 is not", name
 
 

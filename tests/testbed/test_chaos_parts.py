@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -68,8 +69,12 @@ def test_a_producer_killed_in_the_middle_goes_on_and_every_event_is_in_the_journ
     part = Supervised("writer", [str(tmp_path)], tmp_path / "log", module=WRITER)
     parts.append(part)
     desk.allow(1.0)
+
+    def reached(share: float) -> bool:
+        return len(written(layout)) > share * len(made)
+
     for share in (0.2, 0.5):
-        wait_until(lambda share=share: len(written(layout)) > share * len(made), part.child.tail)
+        wait_until(partial(reached, share), part.child.tail)
         part.kill()
         assert not members(part.child.pid)
         part.supervise()

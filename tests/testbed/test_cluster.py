@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from stateside.core.errors import SettingInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event
 from stateside.leadership import standing
-from stateside.testbed.cluster import SESSION_S_MAX, Cluster
+from stateside.testbed.cluster import Cluster
 from stateside.testbed.component import members
 from stateside.testing import append, rows
 from tests.docs.commands import command as page_command
@@ -99,12 +98,11 @@ def test_a_query_goes_on_when_the_leading_master_and_a_worker_are_killed(cluster
         assert process.poll() is None, log.read_text()
         assert cluster.cores_taken() == 2
 
-        killed, began = cluster.await_leader(), time.monotonic()
+        killed = cluster.await_leader()
         cluster.kill(killed)
         buy(layout, 100, 100)
         wait_until(lambda: totals(layout) == expected(200), log.read_text)  # batches need no master
         assert cluster.await_leader() != killed
-        assert time.monotonic() - began < 10 * SESSION_S_MAX
         wait_until(lambda: cluster.workers_known() == 2)
 
         cluster.kill("worker-1")

@@ -99,7 +99,7 @@ def test_the_extreme_of_buckets_is_in_spark_s_order() -> None:
 
 
 def test_the_value_of_the_extreme_goes_with_it_and_rows_without_an_ordering_do_not_count() -> None:
-    buckets = [["late", 9], ["nothing", None], ["early", 1], [None, 5]]
+    buckets: list[list[Any]] = [["late", 9], ["nothing", None], ["early", 1], [None, 5]]
     assert folded(of("max_by", "string", "string", "long"), buckets) == "late"
     assert folded(of("min_by", "string", "string", "long"), buckets) == "early"
     assert folded(of("max_by", "string", "string", "long"), [[None, None], [None, None]]) is None

@@ -78,8 +78,8 @@ def test_sums_and_averages_of_decimals_are_exact(stay: Any, go: Any) -> None:
     kept, gone = ([(v or Decimal("0.00"), v is None) for (v,) in each] for each in (stay, go))
     found = left(DECIMAL_SUM, kept, gone)
     assert (None if found is None else Fraction(found)) == (exact if there and abs(exact) < 10**36 else None)
-    kept, gone = ([(v, int(not empty)) for v, empty in each] for each in (kept, gone))
-    mean = left(DECIMAL_AVERAGE, kept, gone)
+    kept_counted, gone_counted = ([(v, int(not empty)) for v, empty in each] for each in (kept, gone))
+    mean = left(DECIMAL_AVERAGE, kept_counted, gone_counted)
     if there and abs(exact) < 10**36 and abs(exact / len(there)) < 10**31:
         assert abs(Fraction(mean) - exact / len(there)) <= Fraction(1, 2 * 10**6)
     elif not there:

@@ -34,7 +34,7 @@ def us(text: str) -> int:
 PUBLISHED = us("2025-12-01T00:00")
 JANUARY = ("2026-01", "2025-12-31T23:00:00Z", "2026-01-31T23:00:00Z")
 FEBRUARY_END = "2026-02-28T23:00:00Z"
-FEBRUARY = {"period": "2026-02", "period_end": datetime.fromisoformat(FEBRUARY_END)}
+FEBRUARY: dict[str, Any] = {"period": "2026-02", "period_end": datetime.fromisoformat(FEBRUARY_END)}
 TOKYO_END = "2026-02-14T15:00:00Z"  # the month from the 15th of January on
 WATERMARK = us("2026-02-01T00:00")
 CREDIT = [[0, -1, 1]]
@@ -184,7 +184,7 @@ def right_books(folder: Path) -> Books:
     ben = [line("package:weekend", 1, 1, 4_990_000, 4_990_000), line("credit", 15_000, 1, -15_000, -20_000)]
     # 61 s more: 1,261 * 90,000 / 60 = 1,891,500, which is 1.89; charged were 1.80 before.
     correction = line("call", 61, 1, 91_500, 90_000)
-    named = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-1"]}
+    named: dict[str, Any] = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-1"]}
     books.documents = [
         document("I-000000001", "emma", 23, *emma),
         document("I-000000002", "ben", 23, *ben, rounding=10_000),  # 4.975 is 4.98, and its lines are 4.97

@@ -15,7 +15,7 @@ DAY_US = 86_400_000_000
 
 def shown(cycle: AuditCycle, first: str, last: str) -> list[tuple[str, str, str]]:
     found = periods(cycle, us(first), us(last))
-    return [(each.label, *(utc(time_us) for time_us in (each.start_us, each.end_us))) for each in found]
+    return [(each.label, utc(each.start_us), utc(each.end_us)) for each in found]
 
 
 def utc(time_us: int) -> str:

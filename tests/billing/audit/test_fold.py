@@ -237,7 +237,7 @@ def test_a_range_of_a_topic_may_hold_no_event(tmp_path: Path) -> None:
     """Offsets of Kafka's transaction markers."""
 
     class Markers(FileLog):
-        def batches(self, start: int, stop: int | None = None, **_: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
+        def batches(self, *_: Any, **__: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
             return iter(())
 
     with Ledger(tmp_path / "audit") as ledger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -259,7 +260,7 @@ def _an_invoice_in_two_parts(books: Books) -> Broken:
 
 def _two_notes_of_the_same_events(books: Books) -> Broken:
     books.pen.append("2026-02-05T00:00", used("late-3", "emma", "message", "2026-01-05T00:00", 1))
-    named = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-3"]}
+    named: dict[str, Any] = {"kind": "debit-note", "corrects": "I-000000001", "event_ids": ["late-3"]}
     books.documents.append(document("N-000000002", "emma", 24, line("message", 1, 1, 100_000, 100_000), **named))
     return {
         "once": "emma, 2026-01: there are 2 documents (debit-note, EUR) of events up to offset 24 where "

@@ -226,7 +226,7 @@ def test_an_answer_may_be_further_than_the_audited_batch(books: Books) -> None:
     books.position = 25
     late = used("late-3", "carl", "message", "2026-01-31T00:00", 1)
     books.pen.append("2026-02-05T00:00", used("m-1", "ben", "message", "2026-02-03T00:00", 1), late)
-    note = {"kind": "debit-note", "corrects": "I-000000003", "event_ids": ["late-3"]}
+    note: dict[str, Any] = {"kind": "debit-note", "corrects": "I-000000003", "event_ids": ["late-3"]}
     books.documents.append(document("N-000000002", "carl", 27, line("message", 1, 1, 100_000, 100_000), **note))
     ahead = Books(books.layout, rows=[dict(row) for row in books.rows])
     ahead.rows[0] |= {"quantity": 3, "events": 2, "amount_micros": 300_000}

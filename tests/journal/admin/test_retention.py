@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -349,7 +349,9 @@ def _delete_one_and_crash(place: JournalFiles, first: int) -> None:
 
 class TestTheCommands:
     def test_they_archive_and_drop_and_say_what_is_left(self, place: JournalFiles, tmp_path: Path) -> None:
-        run = lambda *arguments: CliRunner().invoke(main, ["journal", *arguments, "--dir", str(tmp_path)])  # noqa: E731
+        def run(*arguments: str) -> Result:
+            return CliRunner().invoke(main, ["journal", *arguments, "--dir", str(tmp_path)])
+
         told = json.loads(run("archive", "--before", "0:20", "--to", str(tmp_path / "a"), "--json").stdout)
         assert len(told["archived"]) == told["segments"] >= 1
         assert run("drop", "--keep-days", "1", "--yes").stdout.startswith("0 segments")

@@ -74,7 +74,7 @@ class Bank:
             self.writer,
             self.queries,
             kind or Account(),
-            **{"snapshots": self.snapshots, "snapshot_every": 10} | settings,
+            **{"snapshots": self.snapshots, "snapshot_every": 10, **settings},
         )
 
     def model(self, entity: str, version: int = 1) -> Balance:

@@ -1,5 +1,6 @@
 """Entities of a journal of which retention has dropped events."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,11 @@ def test_an_entity_whose_first_events_are_gone_is_an_error_that_names_them(tmp_p
     with bank(tmp_path) as b:
         fill(b)
         drop(JournalFiles(tmp_path / "journal"), 40, [])
-        for ask in (lambda: b.accounts().look("emma"), lambda: b.accounts().ask("emma", Pay(1))):
+        asks: list[Callable[[], object]] = [
+            lambda: b.accounts().look("emma"),
+            lambda: b.accounts().ask("emma", Pay(1)),
+        ]
+        for ask in asks:
             with pytest.raises(EventsGone, match=r"Of 'emma' the events with sequences 1 to 20 are gone"):
                 ask()
         assert b.writer.end["0"] == 51, "nothing was stored"

@@ -75,8 +75,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> I
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     certificate = folder / "server.pem"
     certificate.write_bytes(pem + b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    with SecuredBroker(folder / "broker", certificate) as running:
-        yield running
+    broker = SecuredBroker(folder / "broker", certificate)
+    with broker:
+        yield broker
 
 
 def options(authority: trustme.CA, folder: Path, password: str = "env:KAFKA_PASSWORD") -> dict[str, str]:

@@ -129,8 +129,7 @@ def test_who_repeats_an_event_that_was_deleted_is_refused_and_nobody_else(broker
         writer.append([event("x", "ben")])
         delete_before(topic, 2)
         requests = [AppendRequest([event("new", "ben")]), AppendRequest([event("old")], "emma")]
-        (lane,) = writer._groups
-        first, repeat = writer._append_together(lane, requests)
+        first, repeat = writer._append_together(requests)
         assert isinstance(first, Appended)
         assert isinstance(repeat, EventRefused)
         assert "'old' is stored already, and dropped since" in str(repeat)

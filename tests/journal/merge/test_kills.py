@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -93,6 +94,9 @@ class Acknowledged:
     def follow(self, child: Any) -> None:
         Thread(target=self._read, args=[child.stdout]).start()
 
+    def has_more_than(self, count: int) -> bool:
+        return len(self.lines) > count
+
     def _read(self, lines: Iterator[str]) -> None:
         self.lines.extend(line for line in lines if line.endswith("\n"))
 
@@ -117,7 +121,7 @@ def merged(folder: Path) -> dict[str, list[tuple[str, str, int | None]]]:
 
 @pytest.mark.parametrize("seed", range(sized(1, 25)))
 def test_nodes_and_mergers_killed_at_any_moment_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    chance, acknowledged, seen = random.Random(seed), Acknowledged(), defaultdict(list)
+    chance, acknowledged, seen = random.Random(seed), Acknowledged(), defaultdict[str, list[Any]](list)
     with ExitStack() as running:
         nodes: dict[str, Any] = {}
         merger = None
@@ -135,7 +139,7 @@ def test_nodes_and_mergers_killed_at_any_moment_lose_and_double_nothing(tmp_path
                     merger.send_signal(signal.SIGKILL)
                     merger.wait()
                 merger = running.enter_context(process(MERGER, tmp_path, chance.choice([0, 5_000, 1 << 20])))
-            wait_until(lambda count=before: len(acknowledged.lines) > count)
+            wait_until(partial(acknowledged.has_more_than, before))
             time.sleep(chance.uniform(0, 0.4))
             for partition, events in merged(tmp_path).items():
                 assert events[: len(seen[partition])] == seen[partition], "an offset has another event now"

@@ -57,7 +57,9 @@ def test_an_entity_s_events_are_all_in_one_partition(tmp_path: Path) -> None:
     stream = MergedJournal(tmp_path)
     assert list(stream.partitions()) == ["0", "1", "2"]
     assert stream.end().events() == 30
-    places = {found.entity: set() for name in stream.partitions() for found in stream.log(name).events()}
+    places: dict[str, set[str]] = {
+        found.entity: set() for name in stream.partitions() for found in stream.log(name).events()
+    }
     for name in stream.partitions():
         for found in stream.log(name).events():
             places[found.entity].add(name)

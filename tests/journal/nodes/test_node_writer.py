@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -357,7 +358,12 @@ def test_what_a_paused_owner_did_not_sync_is_written_again_before_it_is_sealed(t
 
     def recorded(name: str) -> Callable[..., object]:
         real = getattr(os, name)
-        return lambda handle, *rest: calls.append((name, *map(bytes, rest[:1]), *rest[1:])) or real(handle, *rest)
+
+        def noted(handle: int, *rest: Any) -> object:
+            calls.append((name, *map(bytes, rest[:1]), *rest[1:]))
+            return real(handle, *rest)
+
+        return noted
 
     with patch.object(os, "pwrite", recorded("pwrite")), patch.object(os, "fdatasync", recorded("fdatasync")):
         NodeWriter(tmp_path, "a", take_over=True).close()

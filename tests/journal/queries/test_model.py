@@ -18,6 +18,7 @@ from stateside.journal.backends.files import frames
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.queries import Queries, QueryViews, indexer, predicate, query_reader, query_views
 from stateside.journal.queries import entities as entities_module
+from stateside.journal.queries import format as form
 from stateside.journal.queries import generation as generations
 from tests.journal.queries.streams import Model, SparseStream
 from tests.sizes import examples, sized
@@ -32,8 +33,8 @@ SMALL = [
     (query_reader, "PAGE_EVENTS", 3),
     (predicate, "LOOK_EVENTS", 4),
     (indexer, "ZONE_EVENTS", 4),
-    (indexer.form, "BLOCK_EVENTS_MAX", 3),
-    (indexer.form, "ZONE_SPANS_MAX", 2),
+    (form, "BLOCK_EVENTS_MAX", 3),
+    (form, "ZONE_SPANS_MAX", 2),
     (entities_module, "PAGE_IDS", 2),
     (entities_module, "TAIL_IDS_MAX", 2),
 ]
@@ -119,8 +120,8 @@ class QueriesMachine(RuleBasedStateMachine):
     @rule(keep=st.integers(0, 3))
     def cut_the_file_short(self, keep: int) -> None:
         self.views.close()
-        file = generations.current(self.folder / "views") / "data.mdb"
-        if file.exists():
+        generation = generations.current(self.folder / "views")
+        if generation is not None and (file := generation / "data.mdb").exists():
             with file.open("r+b") as opened:
                 opened.truncate(min(keep * 4_096, file.stat().st_size))
         self.open()
@@ -135,7 +136,7 @@ class QueriesMachine(RuleBasedStateMachine):
             cursor = transaction.cursor(generation.databases[name])
             keys = list(cursor.iternext(values=False))
             key = data.draw(st.sampled_from(keys))
-            value = transaction.get(key, db=generation.databases[name])
+            value = bytes(transaction.get(key, db=generation.databases[name]) or b"")
             if data.draw(st.booleans()):
                 transaction.delete(key, db=generation.databases[name])
             else:

@@ -162,8 +162,8 @@ def test_over_several_partitions_every_entity_keeps_its_order_and_every_position
             found = [(each.event.sequence, each.event) for each in queries.entity(entity).current()]
             assert found == model.entity(entity)
             assert queries.last_sequence(entity) == len(found)
-        found = check_resuming(queries.tagged("t1"), data)
-        assert sorted(found, key=lambda each: each.time_us) == model.tagged("t1")
+        tagged = check_resuming(queries.tagged("t1"), data)
+        assert sorted(tagged, key=lambda each: each.time_us) == model.tagged("t1")
         assert check_resuming(queries.all(), data) == [each for log in stream.stored.values() for each in log]
         assert len(check_resuming(queries.between(3, 40), data)) == len(model.between(3, 40))
         assert list(queries.entities().current()) == model.entities()

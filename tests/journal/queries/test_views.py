@@ -281,7 +281,7 @@ def _damage(views: QueryViews, name: str, at: int, *, lost: bool) -> None:
         database = generation.databases[name]
         keys = list(transaction.cursor(database).iternext(values=False))
         key = keys[at % len(keys)]
-        value = transaction.get(key, db=database)
+        value = bytes(transaction.get(key, db=database) or b"")
         if lost:
             transaction.delete(key, db=database)
         else:

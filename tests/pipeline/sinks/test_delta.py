@@ -5,18 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import types
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, StatesideError, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.pipeline.sinks.delta import archive_sink, delta, first_of_each
-from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
+from stateside.pipeline.sinks.sink import BatchId, Guarantee, OnStep, Sink, SinkContext, SinkFactory
 from tests.sizes import not_in_fast
 
-from .harness import SCHEMA, VIEW, FolderSuite, Guarantee, SinkCase, Trial, Values, Verdict, World
+from .harness import SCHEMA, VIEW, FolderSuite, SinkCase, Trial, Values, Verdict, World
 
 
 def appended(world: World, on_step: OnStep) -> SinkFactory:
@@ -172,27 +177,42 @@ def test_a_type_that_delta_does_not_have_is_refused_by_its_column(layout: Layout
     assert not layout.root.exists()
 
 
-def test_every_type_that_spark_hands_over_can_be_stored(layout: Layout) -> None:
-    schema = pa.schema(
-        [
-            ("s", pa.string()),
-            ("i", pa.int8()),
-            ("f", pa.float32()),
-            ("d", pa.decimal128(20, 2)),
-            ("t", pa.timestamp("us", tz="UTC")),
-            ("u", pa.timestamp("us")),
-            ("y", pa.date32()),
-            ("x", pa.binary()),
-            ("w", pa.struct([("start", pa.timestamp("us", tz="UTC"))])),
-            ("l", pa.list_(pa.int64())),
-            ("m", pa.map_(pa.string(), pa.int64())),
-        ]
-    )
+MOMENT = datetime(2026, 3, 29, 1, 30, 0, 123456)
+HANDED_OVER: dict[str, tuple[types.DataType, Any]] = {  # each type that Delta has, with a value that shows its width
+    "string": (types.StringType(), "Grüße"),
+    "boolean": (types.BooleanType(), True),
+    "byte": (types.ByteType(), -128),
+    "short": (types.ShortType(), 32_767),
+    "integer": (types.IntegerType(), -(2**31)),
+    "long": (types.LongType(), 2**63 - 1),
+    "float": (types.FloatType(), 0.5),
+    "double": (types.DoubleType(), 0.1),
+    "decimal": (types.DecimalType(38, 2), Decimal("123456789012345678901234567890123456.78")),
+    "binary": (types.BinaryType(), b"\x00\xff"),
+    "date": (types.DateType(), MOMENT.date()),
+    "timestamp": (types.TimestampType(), MOMENT.replace(tzinfo=UTC)),
+    "timestamp_ntz": (types.TimestampNTZType(), MOMENT),
+    "window": (types.StructType().add("start", types.TimestampType()), {"start": MOMENT.replace(tzinfo=UTC)}),
+    "array": (types.ArrayType(types.LongType()), [1, None]),
+    "map": (types.MapType(types.StringType(), types.LongType()), [("a", 1), ("b", None)]),
+}
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [delta("numbers"), delta("numbers", key=["string", "window"]), archive_sink("numbers")],
+    ids=["appended", "keyed", "archive"],
+)
+def test_every_type_that_spark_hands_over_can_be_stored(layout: Layout, factory: SinkFactory) -> None:
+    struct = types.StructType([types.StructField(name, type_) for name, (type_, _) in HANDED_OVER.items()])
+    schema = to_arrow_schema(struct, timezone="UTC")
+    full = {name: value for name, (_, value) in HANDED_OVER.items()}
+    empty = dict.fromkeys(full) | {"string": "", "window": {"start": None}}
     World(layout).query_id()
-    for factory in (delta("numbers"), delta("keyed", key=["s", "w"]), archive_sink("archive")):
-        sink = opened(layout, factory, schema)
-        sink.write(pa.Table.from_pylist([dict.fromkeys(schema.names) | {"s": "a", "w": {}}], schema), BatchId("q", 0))
-        opened(layout, factory, schema)
+    opened(layout, factory, schema).write(pa.Table.from_pylist([full], schema), BatchId("q", 0))
+    opened(layout, factory, schema).write(pa.Table.from_pylist([empty], schema), BatchId("q", 1))
+    rows = DeltaTable(layout.table("numbers")).to_pyarrow_table().select(schema.names)
+    assert sorted(rows.to_pylist(), key=lambda row: row["string"]) == [empty, full]
 
 
 def test_a_write_by_somebody_else_at_the_same_time_does_not_double_a_key(layout: Layout) -> None:

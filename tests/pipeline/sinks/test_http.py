@@ -13,10 +13,10 @@ import pytest
 from stateside.core.errors import SetupError, SinkAway, SinkRefused, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.pipeline.sinks.http import Endpoint, http
-from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory
+from stateside.pipeline.sinks.sink import BatchId, Guarantee, OnStep, Sink, SinkContext, SinkFactory
 
 from .endpoint import Store, endpoint
-from .harness import SCHEMA, VIEW, Guarantee, SinkCase, SinkSuite, Trial, Values, Verdict, World, some_rows
+from .harness import SCHEMA, VIEW, SinkCase, SinkSuite, Trial, Values, Verdict, World, some_rows
 
 
 def store_of(layout: Layout) -> Store:

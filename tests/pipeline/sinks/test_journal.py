@@ -137,9 +137,12 @@ def test_a_batch_that_failed_here_is_looked_up_when_it_is_tried_again(layout: La
 def test_only_a_batch_that_may_be_a_rerun_is_looked_up(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     unstored = JournalWriter.append_unstored
-    monkeypatch.setattr(
-        JournalWriter, "append_unstored", lambda *given, since: looked.append(1) or unstored(*given, since=since)
-    )
+
+    def noted(*given: Any, **named: Any) -> Any:
+        looked.append(1)
+        return unstored(*given, **named)
+
+    monkeypatch.setattr(JournalWriter, "append_unstored", noted)
     sink = open_sink(layout)
     for batch in range(5):
         sink.write(table(*([] if batch == 2 else [batch])), BatchId("query", batch))

@@ -51,7 +51,7 @@ def committed(world: World, isolation: str = "read_committed") -> list[Message]:
     reading = {"isolation.level": isolation, "enable.partition.eof": True, "group.id": "test"}
     consumer = Consumer({"bootstrap.servers": world.address, **reading})
     consumer.assign([TopicPartition(topic_of(world), partition, 0) for partition in range(PARTITIONS)])
-    found, ended = [], set()
+    found, ended = list[Any](), set[int | None]()
     while len(ended) < PARTITIONS:
         message = consumer.poll(30)
         assert message is not None, "the broker is silent"

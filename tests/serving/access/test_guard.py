@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,11 +22,11 @@ from stateside.serving.web import request
 from tests.waiting import wait_until
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scope:
     """A request, as much of it as the guard looks at."""
 
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     peer: str = "10.0.0.7:5123"
     method: str = "GET"
     path: str = "/v1/views"

@@ -87,7 +87,7 @@ class Client:
     """Watches with httpx, in a thread."""
 
     url: str
-    parameters: list[tuple[str, str]] = field(default_factory=list)
+    parameters: list[tuple[str, str | int | float | bool | None]] = field(default_factory=list)
     key: tuple[str, ...] = KEY
 
     def __post_init__(self) -> None:

@@ -65,7 +65,9 @@ def test_a_watcher_that_drops_and_comes_back_at_any_moment_has_the_state_of_ever
             await asyncio.to_thread(room.apply, changes)
             await asyncio.sleep(0.01 if pause else 0)
         for value in (98, 3):  # the last batch is one that everybody is told of
-            everything = {(account, kind): value for account in range(3) for kind in ("call", "data")}
+            everything: dict[tuple[int, str], int | None] = {
+                (account, kind): value for account in range(3) for kind in ("call", "data")
+            }
             await asyncio.to_thread(room.apply, everything)
         for client in clients:
             if not client.there:
@@ -87,7 +89,8 @@ def test_rows_come_first_and_then_every_batch_with_the_id_to_go_on_from(mover: M
         client = Client(room, QUESTIONS[0])
         client.connect()
         await client.told_up_to(0)
-        for number, changes in enumerate([{(1, "call"): 5}, {(1, "data"): None}, {(7, "call"): 1}], 1):
+        batches: list[dict[tuple[int, str], int | None]] = [{(1, "call"): 5}, {(1, "data"): None}, {(7, "call"): 1}]
+        for number, changes in enumerate(batches, 1):
             room.apply(changes)
             await client.told_up_to(number)
         client.check()
@@ -130,7 +133,7 @@ def test_who_reads_too_slowly_is_cut_off_with_the_reason_and_goes_on_without_los
         quick.connect()
         heard = events(slow.parts(await slow.begin(None, Floor())))
         follower.hear(await anext(heard))
-        hearing = asyncio.create_task(anext(heard))
+        hearing = asyncio.ensure_future(anext(heard))
         await room.joined(2)
         for number in range(7):
             room.apply({(1, "call"): 1_000 + number})
@@ -160,7 +163,7 @@ def test_what_waits_for_a_watcher_is_bounded_in_bytes_too(mover: Mover) -> None:
         quick.connect()
         heard = events(watch.parts(await watch.begin(None, Floor())))
         assert (await anext(heard)).kind == "snapshot"
-        hearing = asyncio.create_task(anext(heard))
+        hearing = asyncio.ensure_future(anext(heard))
         await room.joined(2)
         for number in range(5):
             room.apply({(1, "call"): 1_000 + number})
@@ -243,7 +246,7 @@ def test_a_server_that_stops_ends_its_streams_with_a_word(mover: Mover) -> None:
         heard = [events(watch.parts(await watch.begin(None, Floor()))) for watch in watches]
         for each in heard[:2]:
             assert (await anext(each)).kind == "snapshot"
-        hearing = asyncio.create_task(anext(heard[0]))
+        hearing = asyncio.ensure_future(anext(heard[0]))
         polled = asyncio.create_task(room.watch().once(EventId(0, "run__000"), Floor(wait_ms=20_000)))
         await room.joined(2)
         room.stop()

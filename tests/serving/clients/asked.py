@@ -45,10 +45,10 @@ async def _waited(method: Any, args: Any, kwargs: Any) -> Any:
 class InThread(Client):
     """A Client whose iterators are lists too."""
 
-    def scan(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def scan(self, *args: Any, **kwargs: Any) -> Any:
         return _taken(super().scan, args, kwargs)
 
-    def watch(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def watch(self, *args: Any, **kwargs: Any) -> Any:
         return _taken(super().watch, args, kwargs)
 
 

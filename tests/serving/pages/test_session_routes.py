@@ -9,7 +9,7 @@ import pytest
 from stateside.core.errors import AccessDenied
 from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
-from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.access.principal import OPERATOR, Principal, Role
 from stateside.serving.pages.page import PAGES, Page
 from stateside.serving.pages.routes import session_routes
 from stateside.serving.rows.view_readers import ViewReaders
@@ -56,7 +56,7 @@ def test_what_the_schema_of_signing_in_does_not_allow_is_refused(layout: Layout,
 
 
 BILL = Page("bill", "My bill", application="billing", customers=True)
-SEE = frozenset({"read"})
+SEE: frozenset[Role] = frozenset({"read"})
 
 
 @pytest.mark.parametrize(

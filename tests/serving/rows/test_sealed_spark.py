@@ -129,7 +129,7 @@ def check(reader: ViewReader, view: str) -> None:
     assert found.rows == [first], "a row's own key finds it"
 
 
-def reader_keys(reader: ViewReader, row: dict[str, Any]) -> list[list[Value]]:
+def reader_keys(reader: ViewReader, row: dict[str, Any]) -> Sequence[Sequence[Value]]:
     """A row's key as a lookup's body has it; of a session its start is the key's part."""
     customer, period = list(row.values())[:2]
     return parse_keys(reader.shape, {"keys": [[customer, period["start"] if "session" in row else period]]})

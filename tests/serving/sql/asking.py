@@ -18,13 +18,16 @@ from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql.sql_query import SqlQuery
 from stateside.serving.sql.statement_runner import Left, SqlRunner
 from stateside.views.catalogue import Computed
-from stateside.views.functions import extend_functions
+from stateside.views.functions import ColumnFunction, extend_functions
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
 
 PRICE = Computed("price", of="total", by=("country",))
 STATE: spark_job.Changes = {("emma", "de"): (2, 104), ("ben", "de"): (1, 60), ("ben", "fr"): (3, 7)}
-FUNCTIONS = {("de",): Tiers((Tier(0, 0, 1), Tier(100, 3, 2))), ("fr",): Tiers((Tier(0, -1, 1),))}
+FUNCTIONS: dict[tuple[str, ...], ColumnFunction] = {
+    ("de",): Tiers((Tier(0, 0, 1), Tier(100, 3, 2))),
+    ("fr",): Tiers((Tier(0, -1, 1),)),
+}
 
 
 def shop(layout: Layout, state: spark_job.Changes | None = None, view: str = "spending") -> Job:

@@ -18,7 +18,7 @@ from stateside.spark_state.arrow_rows import arrow_type
 from stateside.spark_state.types import parse_type
 from stateside.views.aggregates import Aggregate, aggregate_of
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
-from stateside.views.functions import ComputedColumns, KnownFunctions, extend_functions
+from stateside.views.functions import ColumnFunction, ComputedColumns, KnownFunctions, extend_functions
 from tests.rows import VALUES, decimals
 
 LONGS, DOUBLES = VALUES["long"], st.floats(allow_nan=False)
@@ -77,7 +77,7 @@ VIEW = Catalogue(
     ),
     computed=(Computed("price", "quantity", ("kind", "plan")), Computed("other", "more", ("kind", "plan"))),
 )
-TABLE = {
+TABLE: dict[tuple[str, ...], ColumnFunction] = {
     ("call", "basic"): Tiers((Tier(0, 5, 1),)),
     ("call", "large"): Tiers((Tier(0, 0, 1), Tier(10, -3, 2))),
     ("data", "basic"): Tiers((Tier(0, 2**62, 1),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +30,7 @@ class Texts:
 
     schema = pa.schema([("key", pa.binary()), ("row", pa.binary())])
 
-    def batch(self, keys: list[bytes], rows: list[bytes]) -> pa.RecordBatch:
+    def batch(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
             [pa.array(keys, pa.binary()), pa.array(rows, pa.binary())], schema=self.schema
         )

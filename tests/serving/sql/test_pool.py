@@ -38,12 +38,13 @@ def entered(slots: SqlSlots, token: str, *, operator: bool = False) -> Waiter:
 def test_a_token_has_its_statements_in_one_place_and_no_more_than_fit() -> None:
     slots = SqlSlots(places())
     ben = [entered(slots, "ben") for _ in range(3)]
-    assert ben[0].place is ben[1].place is not None
+    place = ben[0].place
+    assert place is not None and place is ben[1].place
     assert ben[2].place is None, "although another process is free"
     emma = entered(slots, "emma")
     assert emma.place not in (None, ben[0].place)
     assert entered(slots, "eve").place is None
-    slots.leave(ben[0].place)
+    slots.leave(place)
     assert ben[2].place is None, "eve waits for a process, and may have this one when ben's other statement ends"
 
 
@@ -116,7 +117,7 @@ def test_whatever_comes_and_goes_tokens_stay_apart_and_everybody_has_a_turn(
             assert not place.reserved or set(tokens) <= {"a", "b"}
         for token in "abcde":
             assert sum(bool(place.running) and place.token == token for place in slots.places[1:]) <= 1
-        if any(each.place is None and each.token in "ab" for each in there):
+        if any(each.place is None and each.token in ("a", "b") for each in there):
             assert slots.places[0].running, "an operator waits for an operator, never for anybody else"
     while there:
         running = [each for each in there if each.place is not None]

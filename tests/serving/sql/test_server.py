@@ -205,11 +205,9 @@ def test_our_own_client_asks_with_sql(url: str) -> None:
 )
 def test_what_duckdb_itself_does_not_limit_is_ended_and_nothing_else_suffers(url: str, text: str) -> None:
     """One row that is larger than all memory: its process may be killed, the server answers on."""
-    began = time.monotonic()
     response = ask(url, text, timeout_ms=2_000)
     assert response.json()["type"].rpartition(":")[2] in ("sql-timeout", "sql-too-large", "sql-ended", "sql-invalid")
     assert response.status_code >= 400
-    assert time.monotonic() - began < 90
     assert httpx.get(f"{url}/v1/views/spending/rows/emma").status_code == 200
     assert ask(url, "SELECT sum(total) FROM spending").json()["rows"] == [[171]]
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from uvicorn.config import Config
 from uvicorn.server import Server
 
+from stateside.serving.fast_path.answer import Peer
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import UVICORN
 from tests.waiting import WAIT_S_MAX
@@ -30,8 +31,8 @@ class Running:
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
-    def _counted(self, *given: object) -> bytes | None:
-        answer = self._answer(*given)  # type: ignore[arg-type]
+    def _counted(self, asker: Peer, data: bytes) -> bytes | None:
+        answer = self._answer(asker, data)
         self.fast += answer is not None
         return answer
 

@@ -192,7 +192,6 @@ def tokens_of(layout: Layout) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bad_input_is_a_problem_that_says_what_to_do_and_tells_nothing_else(served: Served, case: Case) -> None:
-    began_s = time.monotonic()
     answer = served.ask(case)
     problem = answer.json()
     assert (answer.status_code, problem["type"]) == (case.status, f"urn:stateside:problem:{case.code}"), answer.text
@@ -201,7 +200,6 @@ def test_bad_input_is_a_problem_that_says_what_to_do_and_tells_nothing_else(serv
     assert problem["detail"]
     assert problem.get("next_step"), problem
     assert_tells_nothing(served, case, answer)
-    assert time.monotonic() - began_s < 10, "nobody waits for what cannot come"
 
 
 def test_a_method_that_is_not_possible_is_told_together_with_those_that_are(served: Served) -> None:

@@ -140,7 +140,7 @@ def test_a_time_that_is_given_is_compared_whoever_gives_none_for_the_same_id(lay
     async def go() -> list[Any]:
         await made.append([Event("a", "e", "t", 5, {})])
         requests = made.append([Event("a", "e", "t", 7, {})], {"a"}), made.append([Event("a", "e", "t", 6, {})])
-        return await asyncio.gather(*requests, return_exceptions=True)
+        return list(await asyncio.gather(*requests, return_exceptions=True))
 
     untimed, timed = asyncio.run(go())
     assert offsets(untimed) == [0]

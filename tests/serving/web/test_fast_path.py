@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,7 +98,7 @@ def header(answer: bytes, name: str) -> str:
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     made = Shop(tmp_path)
-    made.batch(FIRST)
+    made.batch({**FIRST})
     return made
 
 
@@ -301,7 +302,12 @@ def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
 ) -> None:
     """All requests of a turn were there before its first answer; a request of the next turn may know a newer batch."""
     checks, newest = [], Checksums.newest
-    monkeypatch.setattr(Checksums, "newest", lambda self: checks.append(1) or newest(self))
+
+    def counted(self: Checksums) -> Any:
+        checks.append(1)
+        return newest(self)
+
+    monkeypatch.setattr(Checksums, "newest", counted)
     views = ViewReaders(shop.layout, ManualClock(NOW_US))
     fast_path = Application(views, guard=Guard.of(shop.layout)).fast_path
     request = f"GET {EMMA} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
