@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from stateside.cli import main
 from stateside.core.layout import Layout
-from stateside.journal.kafka.topic_folder import topic_of
+from stateside.journal.backends.kafka.topic_folder import topic_of
 from stateside.testbed.broker import Broker
 from tests.docs.commands import DOCS, command, commands
 from tests.sizes import in_full
