@@ -311,9 +311,9 @@ def test_submitted_appends_share_frames_with_threads_and_each_gets_its_own_answe
         other = Event("stored", "emma", "another type", 0, {})
         for number in range(400):
             wanted = other if number == 7 else event(f"s{number}")
-            writer.submit([wanted], lambda answer, id_=wanted.id: answers.__setitem__(id_, answer))
+            writer.submit([wanted], partial(answers.__setitem__, wanted.id))
             if number % 40 == 0:
-                list(pool.map(lambda n, round_=number: writer.append([event(f"t{round_}-{n}")]), range(8)))
+                list(pool.map(writer.append, [[event(f"t{number}-{n}")] for n in range(8)]))
         wait_until(lambda: len(answers) == 400)
     found = [each.id for each in FileLog(tmp_path).events()]
     assert isinstance(answers.pop("stored"), IdConflict)
@@ -330,6 +330,6 @@ def test_a_writer_takes_submitted_appends_again_after_a_rest(tmp_path: Path, mon
     with JournalWriter(tmp_path) as writer:
         for number in range(3):
             writer.submit([event(f"{number}")], answers.append)
-            wait_until(lambda number=number: len(answers) == number + 1)
+            wait_until(lambda: len(answers) == number + 1)  # noqa: B023
             wait_until(lambda: not writer._group._has_helper)
     assert [answer.position["0"] for answer in answers if isinstance(answer, Appended)] == [1, 2, 3]

@@ -15,7 +15,6 @@ from benchmarks.played_spark import PERIOD_US, PlayedSpark
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.replica import generations
 from stateside.replica.bootstrap import NewReplica
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
@@ -103,7 +102,7 @@ class _Moved:
 
     def load(self, root: Path, number: int, rows: list[Any], run: str) -> None:
         writer = self._writer(root)
-        new = NewReplica(generations.next_folder(writer.directory), writer.name(), _rollups(root))
+        new = NewReplica(writer.next_folder(), writer.name(), _rollups(root))
         new.put(sorted(rows))
         new.finish(applied(number, run))
         writer.switch(new.folder)
