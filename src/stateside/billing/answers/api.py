@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 from stateside.billing.answers import explain
@@ -84,7 +85,7 @@ class Api:
     """The handlers, with their readers of a folder."""
 
     def __init__(self, layout: Layout) -> None:
-        view, journal = layout.view(VIEW), open_journal(layout.journal).log()
+        view, self._layout = layout.view(VIEW), layout
         self._issued = DocumentStore(followed(layout))
         self._sums = ArchiveSums(followed(layout))
         self._documents, self._summed = (DocumentArchive(lambda: self._cycles().values()) for _ in range(2))
@@ -92,8 +93,13 @@ class Api:
         self._audits = Audits(layout)
         self._paces = Paces(layout)
         self._plans = PublishedPlans(lambda: load_plans(view), str(plan_file(view)))
+
+    @cached_property
+    def _explainer(self) -> Explainer:
+        """Made when first asked: a server also starts where the journal is no bills', or has several partitions."""
+        view, journal = self._layout.view(VIEW), open_journal(self._layout.journal).log()
         checkpoint = Checkpoint(Storage.at(view.checkpoint))
-        self._explainer = Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
+        return Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
 
     async def bill(self, request: Request) -> Response:
         (customer,) = request.parts
