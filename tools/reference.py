@@ -1,6 +1,6 @@
 """The generated pages of the site, as a hook of MkDocs (`make docs`): never written by hand, never in the repository.
 
-reference/api.md      each name that `stateside` and `stateside.testing` export, for mkdocstrings
+reference/api.md      each name that `stateside`, `stateside.testing` and the packages export, for mkdocstrings
 reference/cli.md      each command, from click
 reference/http.md     each route, from the OpenAPI document of a server that is started for the purpose
 reference/errors.md   each error of `core.errors`; next steps from the places in the source that raise the error
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,18 @@ from stateside.core import errors
 TOP = Path(__file__).resolve().parent.parent
 STEPS_MAX = 5  # next steps shown for an error
 TOP_PAGES = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md"}
+
+
+PACKAGES = {  # what an application beyond views needs, as billing does
+    "core": "Files, positions and clocks; the errors are in `stateside.core.errors`.",
+    "journal": "Events and journals.",
+    "pipeline": "Sources and sinks of an application's own.",
+    "serving": "Routes and pages of an application's own, with stamped answers.",
+    "archive": "Delta tables that sinks fill and servers follow.",
+    "views": "The catalogue of a view, and functions of computed columns.",
+    "replica": "A view's rows, read where they are stored.",
+    "spark_state": "A checkpoint's batches.",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -61,13 +74,20 @@ def api() -> str:
         "Names that neither this page nor another page shows are private, and may change in any version.",
         "## `stateside`",
     ]
-    names = [name for name in stateside.__all__ if not name.startswith("__")]
-    parts += [_directive(getattr(stateside, name), f"stateside.{name}") for name in names]
+    parts += _exported(stateside)
     parts += ["## `stateside.testing`", inspect.getdoc(stateside.testing) or ""]
     own = vars(stateside.testing).items()
     defined = [each for name, each in own if not name.startswith("_") and _home(each) == "stateside.testing"]
     parts += [_directive(each, f"stateside.testing.{each.__name__}") for each in defined]
+    for package, content in PACKAGES.items():
+        parts += [f"## `stateside.{package}`", content]
+        parts += _exported(import_module(f"stateside.{package}"))
     return "\n\n".join(parts)
+
+
+def _exported(package: ModuleType) -> list[str]:
+    names = [name for name in package.__all__ if not name.startswith("__")]
+    return [_directive(getattr(package, name), f"{package.__name__}.{name}") for name in names]
 
 
 def _home(each: Any) -> str | None:
@@ -78,7 +98,7 @@ def _directive(each: Any, shown: str) -> str:
     place = shown  # of a constant
     if isinstance(each, ModuleType):
         place = each.__name__
-    elif hasattr(each, "__qualname__"):
+    elif inspect.isclass(each) or inspect.isfunction(each):
         place = f"{each.__module__}.{each.__qualname__}"
     return f"::: {place}\n    options:\n      heading: {shown}\n      toc_label: {shown.rpartition('.')[2]}\n"
 

@@ -9,29 +9,27 @@ from stateside.core.extras import lazy
 
 if TYPE_CHECKING:
     from stateside import testing
-    from stateside.core.layout import Layout
+    from stateside.core import Layout, Position
     from stateside.journal import Event, open_journal
     from stateside.pipeline import sinks, sources
     from stateside.pipeline.app import App, sql
     from stateside.serving.clients import AsyncClient, Client
-    from stateside.views.catalogue import Computed
+    from stateside.views import Computed
 
     __version__: str
 else:
     _load = lazy(
         __name__,
         {
-            "App": "stateside.pipeline.app",
-            "AsyncClient": "stateside.serving.clients",
-            "Client": "stateside.serving.clients",
-            "Computed": "stateside.views.catalogue",
-            "Event": "stateside.journal.event",
-            "Layout": "stateside.core.layout",
-            "open_journal": "stateside.journal.location",
-            "sinks": "stateside.pipeline.sinks",
-            "sources": "stateside.pipeline.sources",
-            "sql": "stateside.pipeline.app",
-            "testing": "stateside.testing",
+            "stateside.core.layout": ["Layout"],
+            "stateside.core.positions": ["Position"],
+            "stateside.journal": ["Event", "open_journal"],
+            "stateside.pipeline.app": ["App", "sql"],
+            "stateside.pipeline.sinks": ["sinks"],
+            "stateside.pipeline.sources": ["sources"],
+            "stateside.serving.clients": ["AsyncClient", "Client"],
+            "stateside.testing": ["testing"],
+            "stateside.views": ["Computed"],
         },
     )
 
@@ -54,6 +52,7 @@ __all__ = [
     "Computed",
     "Event",
     "Layout",
+    "Position",
     "__version__",
     "open_journal",
     "sinks",

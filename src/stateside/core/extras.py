@@ -66,8 +66,9 @@ def requirements() -> Mapping[str, Sequence[str]]:
     return found
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose public names, given with their modules, load on first use."""
+def lazy(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose public names, given by module, load on first use."""
+    homes = {name: module for module, its in names.items() for name in its}
 
     def load(name: str) -> Any:
         if name not in homes:

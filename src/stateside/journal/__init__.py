@@ -26,39 +26,53 @@ if TYPE_CHECKING:
     from stateside.journal.backends.files.file_log import FileLog
     from stateside.journal.backends.files.file_writer import JournalWriter
     from stateside.journal.backends.memory import MemoryJournal
-    from stateside.journal.contract import Journal, Log, Writer
-    from stateside.journal.event import Event
+    from stateside.journal.contract import PARTITION, DurableEnd, Journal, Log, Writer
+    from stateside.journal.event import NAME_CHARS_MAX, Event
+    from stateside.journal.index import Index, hash_of, keeping
     from stateside.journal.location import open_journal
+    from stateside.journal.payload import payload_columns
+    from stateside.journal.predicates import Conditions, NumberRange, stretches
     from stateside.journal.receipt import Receipt
     from stateside.journal.upcasters import Upcasters
-else:  # clients append events, without the packages that a journal on disk needs
+else:
     __getattr__ = lazy(
         __name__,
         {
-            "Event": "stateside.journal.event",
-            "FileJournal": "stateside.journal.backends.files.file_journal",
-            "FileLog": "stateside.journal.backends.files.file_log",
-            "Journal": "stateside.journal.contract",
-            "JournalWriter": "stateside.journal.backends.files.file_writer",
-            "Log": "stateside.journal.contract",
-            "MemoryJournal": "stateside.journal.backends.memory",
-            "Receipt": "stateside.journal.receipt",
-            "Upcasters": "stateside.journal.upcasters",
-            "Writer": "stateside.journal.contract",
-            "open_journal": "stateside.journal.location",
+            "stateside.journal.backends.files.file_journal": ["FileJournal"],
+            "stateside.journal.backends.files.file_log": ["FileLog"],
+            "stateside.journal.backends.files.file_writer": ["JournalWriter"],
+            "stateside.journal.backends.memory": ["MemoryJournal"],
+            "stateside.journal.contract": ["PARTITION", "DurableEnd", "Journal", "Log", "Writer"],
+            "stateside.journal.event": ["NAME_CHARS_MAX", "Event"],
+            "stateside.journal.index": ["Index", "hash_of", "keeping"],
+            "stateside.journal.location": ["open_journal"],
+            "stateside.journal.payload": ["payload_columns"],
+            "stateside.journal.predicates": ["Conditions", "NumberRange", "stretches"],
+            "stateside.journal.receipt": ["Receipt"],
+            "stateside.journal.upcasters": ["Upcasters"],
         },
     )
 
 __all__ = [
+    "NAME_CHARS_MAX",
+    "PARTITION",
+    "Conditions",
+    "DurableEnd",
     "Event",
     "FileJournal",
     "FileLog",
+    "Index",
     "Journal",
     "JournalWriter",
     "Log",
     "MemoryJournal",
+    "NumberRange",
     "Receipt",
     "Upcasters",
     "Writer",
+    "hash_of",
+    "keeping",
     "open_journal",
+    "payload_columns",
+    "stretches",
 ]

@@ -8,3 +8,27 @@ newest batch or an older one; `changes` are those between two batches. Every pag
 replaced, or the replica is damaged, `bootstrap` loads snapshots of the state into a new environment (`environment`),
 with its progress in `load_progress`. A replica may hold only one `shard` of the keys.
 """
+
+from typing import TYPE_CHECKING
+
+from stateside.core.extras import lazy
+
+if TYPE_CHECKING:
+    from stateside.replica.checksums import Unchecked
+    from stateside.replica.replica_reader import ReplicaReader
+    from stateside.replica.tail import Tail
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "stateside.replica.checksums": ["Unchecked"],
+            "stateside.replica.replica_reader": ["ReplicaReader"],
+            "stateside.replica.tail": ["Tail"],
+        },
+    )
+
+__all__ = [
+    "ReplicaReader",
+    "Tail",
+    "Unchecked",
+]

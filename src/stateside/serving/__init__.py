@@ -5,3 +5,63 @@ statements, `web` has protocol and routes, `fast_path` the point lookups, `acces
 servers of a folder, `health` status and metrics, `clients` the Python clients. `follower` moves the replicas, `server`
 runs uvicorn.
 """
+
+from typing import TYPE_CHECKING
+
+from stateside.core.extras import lazy
+
+if TYPE_CHECKING:
+    from stateside.serving.extension import Extension
+    from stateside.serving.pages.page import Page
+    from stateside.serving.rows.floor import Floor
+    from stateside.serving.rows.scope import not_whole
+    from stateside.serving.rows.shape import Shape
+    from stateside.serving.rows.view_readers import ViewAnswer, ViewReader
+    from stateside.serving.sql.archive_tables import GatedTable
+    from stateside.serving.stamp import Stamp, iso_time, parse_time
+    from stateside.serving.web.request import Request
+    from stateside.serving.web.response import JSON, File, Response, StreamResponse, stamped
+    from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, whole
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "stateside.serving.extension": ["Extension"],
+            "stateside.serving.pages.page": ["Page"],
+            "stateside.serving.rows.floor": ["Floor"],
+            "stateside.serving.rows.scope": ["not_whole"],
+            "stateside.serving.rows.shape": ["Shape"],
+            "stateside.serving.rows.view_readers": ["ViewAnswer", "ViewReader"],
+            "stateside.serving.sql.archive_tables": ["GatedTable"],
+            "stateside.serving.stamp": ["Stamp", "iso_time", "parse_time"],
+            "stateside.serving.web.request": ["Request"],
+            "stateside.serving.web.response": ["JSON", "File", "Response", "StreamResponse", "stamped"],
+            "stateside.serving.web.route": ["FLOOR", "KEY", "Body", "Parameter", "Route", "whole"],
+        },
+    )
+
+__all__ = [
+    "FLOOR",
+    "JSON",
+    "KEY",
+    "Body",
+    "Extension",
+    "File",
+    "Floor",
+    "GatedTable",
+    "Page",
+    "Parameter",
+    "Request",
+    "Response",
+    "Route",
+    "Shape",
+    "Stamp",
+    "StreamResponse",
+    "ViewAnswer",
+    "ViewReader",
+    "iso_time",
+    "not_whole",
+    "parse_time",
+    "stamped",
+    "whole",
+]

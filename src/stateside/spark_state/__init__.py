@@ -6,3 +6,22 @@ changelogs). HDFS-backed store: `hdfs_store`. Files: `checksum`, `compression`. 
 and rows: `schema`, `types`, `unsafe_row`, `avro_row`, `arrow_rows`. `transformWithState`: `state_variables`,
 `column_families`. `checkpoint_folder` checks whether a folder is a checkpoint at all.
 """
+
+from typing import TYPE_CHECKING
+
+from stateside.core.extras import lazy
+
+if TYPE_CHECKING:
+    from stateside.spark_state.batch_log import Checkpoint, Plan
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "stateside.spark_state.batch_log": ["Checkpoint", "Plan"],
+        },
+    )
+
+__all__ = [
+    "Checkpoint",
+    "Plan",
+]

@@ -26,15 +26,26 @@ from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.plan_file import load_plans, plan_file
 from stateside.billing.model import APPLICATION, VIEW
+from stateside.core import Layout, Storage
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
-from stateside.core.layout import Layout
-from stateside.core.storage import Storage
 from stateside.journal import open_journal
-from stateside.serving.rows.scope import not_whole
-from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
-from stateside.serving.stamp import Stamp
-from stateside.serving.web import FLOOR, JSON, File, Parameter, Request, Response, Route, stamped, whole
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.serving import (
+    FLOOR,
+    JSON,
+    File,
+    Floor,
+    Parameter,
+    Request,
+    Response,
+    Route,
+    Stamp,
+    ViewAnswer,
+    ViewReader,
+    not_whole,
+    stamped,
+    whole,
+)
+from stateside.spark_state import Checkpoint
 
 PAGE_MAX: Final = 1_000
 PAGE_DEFAULT: Final = 100

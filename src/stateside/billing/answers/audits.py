@@ -19,13 +19,9 @@ import sys
 import time
 from typing import Any, Final
 
-from stateside.core import processes
-from stateside.core.clock import Clock, SystemClock
+from stateside.core import Clock, JsonFile, Layout, SystemClock, processes, try_lock
 from stateside.core.errors import StatesideError
-from stateside.core.json_file import JsonFile
-from stateside.core.layout import Layout
-from stateside.core.storage import try_lock
-from stateside.serving.stamp import iso_time
+from stateside.serving import iso_time
 
 AUDIT_S_MAX: Final = 3_600
 TEXT_CHARS_MAX: Final = 20_000

@@ -66,12 +66,9 @@ import pyarrow.compute as pc
 from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.documents import DEAD_LETTERS, DOCUMENTS, INVOICE, TIME
 from stateside.billing.model import APPLICATION, VIEW
-from stateside.core.clock import Clock, SystemClock
+from stateside.core import Clock, Position, SystemClock
 from stateside.core.errors import ArchiveAway, NotFreshEnough
-from stateside.core.positions import Position
-from stateside.serving.rows.floor import Floor
-from stateside.serving.sql.archive_tables import GatedTable
-from stateside.serving.stamp import Stamp, iso_time
+from stateside.serving import Floor, GatedTable, Stamp, iso_time
 
 T = TypeVar("T")
 LATER = "Ask again once the storage is back; open periods are answered meanwhile"

@@ -22,7 +22,7 @@ from stateside.billing.answers.document_store import Document, Line
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.calendar import Period
 from stateside.billing.money import Rounding, checked, round_micros, total_rounding
-from stateside.serving.stamp import iso_time, parse_time
+from stateside.serving import iso_time, parse_time
 
 State = Literal["draft", "sealed", "corrected"]
 Account = tuple[int, str]  # the period's end in microseconds, the currency

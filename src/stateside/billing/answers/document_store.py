@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.table_reader import DataFile, FollowedTable
+from stateside.archive import DataFile, FollowedTable
 from stateside.billing.answers.available_documents import ON_TIME, Gate
 from stateside.billing.invoicing.documents import DOCUMENTS, INVOICE
 from stateside.billing.model import VIEW
-from stateside.core.layout import Layout
-from stateside.serving.stamp import iso_time
+from stateside.core import Layout
+from stateside.serving import iso_time
 
 Kind = Literal["invoice", "credit-note", "debit-note"]
 

@@ -27,12 +27,11 @@ from stateside.billing.answers.document_store import Line
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
+from stateside.core import Position
 from stateside.core.errors import StateError
-from stateside.core.positions import Position
-from stateside.journal import Log
-from stateside.journal.payload import payload_columns
-from stateside.serving.stamp import iso_time
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.journal import Log, payload_columns
+from stateside.serving import iso_time
+from stateside.spark_state import Checkpoint
 
 PAGE_EVENTS_DEFAULT: Final = 100
 PAGE_EVENTS_MAX: Final = 1_000

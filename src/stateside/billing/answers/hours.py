@@ -39,12 +39,9 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.amounts import Amounts, Longs
 from stateside.billing.model import CLOCK, HOUR_US, VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
-from stateside.core.layout import Layout
-from stateside.core.storage import Storage
-from stateside.journal import Log, open_journal
-from stateside.journal.contract import PARTITION
-from stateside.journal.predicates import Conditions, NumberRange, stretches
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.core import Layout, Storage
+from stateside.journal import PARTITION, Conditions, Log, NumberRange, open_journal, stretches
+from stateside.spark_state import Checkpoint
 
 MEMORY_MAX: Final = "512MB"
 HOURS_PER_DAY: Final = 24

@@ -11,12 +11,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.table_reader import FollowedTable
+from stateside.archive import FollowedTable
 from stateside.billing.invoicing.documents import DEAD_LETTERS
 from stateside.billing.model import VIEW
+from stateside.core import Layout
 from stateside.core.errors import DocumentUnknown, RequestInvalid
-from stateside.core.layout import Layout
-from stateside.serving.stamp import iso_time
+from stateside.serving import iso_time
 
 REPLAYED_MAX: Final = 100_000  # at once: one append, all or none
 _COLUMNS: Final = ("offset", "id", "entity", "type", "time", "appended", "payload", "reason", "detail")

@@ -19,7 +19,7 @@ from typing import Final
 from stateside.billing.calendar import Cycle
 from stateside.billing.plans.file import PlanVersion
 from stateside.core.errors import CheckpointInvalid, RequestInvalid
-from stateside.serving.stamp import iso_time
+from stateside.serving import iso_time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LABEL: Final = re.compile(

@@ -32,12 +32,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.archive.table_reader import DataFile, FollowedTable
+from stateside.archive import DataFile, FollowedTable
 from stateside.billing.answers.available_documents import ON_TIME, Gate
 from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.invoicing.documents import INVOICE
 from stateside.billing.money import checked
-from stateside.serving.stamp import parse_time
+from stateside.serving import parse_time
 
 ROLLUP: Final = ("period_end", "plan", "type")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -45,11 +45,10 @@ from stateside.billing.calendar import Cycle, Period
 from stateside.billing.model import GRACE_US
 from stateside.billing.money import checked, round_micros
 from stateside.billing.plans.file import PlanVersion
-from stateside.core import processes
+from stateside.core import Layout, processes
 from stateside.core.errors import StateError
-from stateside.core.layout import Layout
-from stateside.journal.contract import PARTITION
-from stateside.serving.stamp import Stamp, iso_time
+from stateside.journal import PARTITION
+from stateside.serving import Stamp, iso_time
 
 GOES_ON: Final = ("call", "message", "data")
 FORECAST_FROM: Final = 0.1  # of the period

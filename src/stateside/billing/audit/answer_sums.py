@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from stateside.billing.audit.law import SHOWN_MAX, LawVerdict, money
 from stateside.billing.audit.money_macros import MINOR_MICROS
+from stateside.core import Position
 from stateside.core.errors import Misdirected
-from stateside.core.positions import Position
 
 Get = Callable[[str, Position], Mapping[str, Any]]  # a route's answer, at this position or later
 Entry = Mapping[str, Any]

@@ -24,17 +24,12 @@ from stateside.billing.audit.found import Live, LiveBatch, Row, take_documents, 
 from stateside.billing.audit.law import LawVerdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of, sampled_customers
+from stateside.core import Layout, Storage, Watch, nobody
 from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
-from stateside.core.layout import Layout
-from stateside.core.progress import Watch, nobody
-from stateside.core.storage import Storage
 from stateside.journal import Log, open_journal
-from stateside.replica.checksums import Unchecked
-from stateside.replica.store import ReplicaReader
-from stateside.replica.tail import Tail
-from stateside.serving.rows.shape import Shape
-from stateside.views.catalogue import Catalogue
-from stateside.views.functions import KnownFunctions
+from stateside.replica import ReplicaReader, Tail, Unchecked
+from stateside.serving import Shape
+from stateside.views import Catalogue, KnownFunctions
 
 RECHECKED_EVENTS = 250_000  # minimum of older events read again per audit
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.reference_data import NAMED, QUANTITY_MAX, AuditCycle, fold_references, periods
-from stateside.core.progress import Watch, nobody
+from stateside.core import Watch, nobody
 from stateside.journal import Log
 from stateside.journal.columns import SCHEMA
 

@@ -32,8 +32,8 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from stateside.billing.audit.ledger import Ledger
+from stateside.core import Layout
 from stateside.core.errors import NotFreshEnough
-from stateside.core.layout import Layout
 from stateside.journal import open_journal
 
 ROWS_AT_ONCE = 50_000

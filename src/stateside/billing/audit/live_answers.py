@@ -19,10 +19,8 @@ from stateside.billing.audit.fold import fold
 from stateside.billing.audit.found import OPEN_ROWS, LiveBatch, insert_rows, stored_documents, take_documents
 from stateside.billing.audit.law import SHOWN_MAX, Law, LawVerdict, Row, account, judge, numbers, period
 from stateside.billing.audit.ledger import Ledger
-from stateside.core.layout import Layout
-from stateside.core.positions import Position
-from stateside.journal import Log, open_journal
-from stateside.journal.contract import PARTITION
+from stateside.core import Layout, Position
+from stateside.journal import PARTITION, Log, open_journal
 
 SAMPLE = 100  # customers per audit
 

@@ -35,11 +35,9 @@ from stateside.billing.book.plan_rules import Assignment, Fold, Reference, Refus
 from stateside.billing.book.texts import Bools, Hashes, Longs, Texts, text_hashes
 from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.plans.plan import PlanVersion
+from stateside.core import write_atomically
 from stateside.core.errors import StateError
-from stateside.core.storage import write_atomically
-from stateside.journal import Log
-from stateside.journal.contract import DurableEnd
-from stateside.journal.payload import payload_columns
+from stateside.journal import DurableEnd, Log, payload_columns
 
 _PAYLOAD = pa.schema([("plan", pa.string()), ("effective_us", pa.int64()), ("holder", pa.string())])
 

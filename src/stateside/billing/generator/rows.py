@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from stateside.billing.generator.quantities import FEE_KIND, KINDS
 from stateside.billing.generator.scenario import FEE, PACKAGE, Ints
 from stateside.billing.model import ASSIGN
+from stateside.journal import Event
 from stateside.journal.columns import GIVEN, encode
-from stateside.journal.event import Event
 
 BILL, NOTE, DUPLICATE, CLOCK, REFERENCE = "bill", "note", "duplicate", "clock", "reference"
 

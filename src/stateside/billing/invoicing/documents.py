@@ -35,7 +35,7 @@ from stateside.billing.invoicing.amounts import Amounts, Longs, groups, longs, r
 from stateside.billing.model import VIEW
 from stateside.billing.money import checked
 from stateside.billing.rating.rating import is_bad
-from stateside.core.layout import Layout
+from stateside.core import Layout
 
 INVOICE: Final = "invoice"
 CREDIT_NOTE: Final = "credit-note"

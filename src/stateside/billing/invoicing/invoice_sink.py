@@ -75,12 +75,11 @@ from stateside.billing.invoicing.repeats import ID_CONFLICT, REPEATED, Repeats
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
 from stateside.billing.rating.reports import RatingReport, Reports, reports_of
+from stateside.core import Storage, ViewLayout
 from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
-from stateside.core.layout import ViewLayout
-from stateside.core.storage import Storage
 from stateside.journal import Log, open_journal
-from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, ignore_step
-from stateside.spark_state.batch_log import Checkpoint, Plan
+from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step
+from stateside.spark_state import Checkpoint, Plan
 
 PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: bounds memory to about 100 MiB
 

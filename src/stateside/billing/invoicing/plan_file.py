@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stateside.billing.plans.file import PlanVersion
+from stateside.core import JsonFile, ViewLayout
 from stateside.core.errors import CheckpointInvalid
-from stateside.core.json_file import JsonFile
-from stateside.core.layout import ViewLayout
-from stateside.views.functions import extend_functions
+from stateside.views import extend_functions
 
 _PLANS: JsonFile[dict[str, PlanVersion]] = JsonFile(
     "The plans of the view",

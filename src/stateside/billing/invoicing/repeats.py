@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 from stateside.billing.book.book import Book
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
-from stateside.journal import Log
-from stateside.journal.index import Index, hash_of, keeping
+from stateside.journal import Index, Log, hash_of, keeping
 
 REPEATED: Final = "repeated"
 ID_CONFLICT: Final = "id-conflict"

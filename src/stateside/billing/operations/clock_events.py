@@ -47,12 +47,8 @@ from stateside.billing.book.texts import Longs
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import GRACE_US, HOUR_US, VIEW, clock_tick
 from stateside.billing.plans.plan import PlanVersion
-from stateside.core.clock import Clock
-from stateside.core.json_file import JsonFile
-from stateside.core.layout import Layout
-from stateside.core.positions import Position
-from stateside.journal import Event, Log, open_journal
-from stateside.journal.event import NAME_CHARS_MAX
+from stateside.core import Clock, JsonFile, Layout, Position
+from stateside.journal import NAME_CHARS_MAX, Event, Log, open_journal
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stateside.billing.answers.document_store import Document, DocumentStore
+from stateside.core import JsonFile, try_lock
 from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused
-from stateside.core.json_file import JsonFile
-from stateside.core.storage import try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

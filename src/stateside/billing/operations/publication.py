@@ -15,12 +15,10 @@ from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.book.plan_rules import Fold, Reference
 from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, assignment
 from stateside.billing.plans.plan import PlanVersion, plan_event
-from stateside.core.clock import Clock, SystemClock
+from stateside.core import Clock, Layout, Position, SystemClock
 from stateside.core.errors import PlanInvalid
-from stateside.core.layout import Layout
-from stateside.core.positions import Position
 from stateside.journal import Event, open_journal
-from stateside.serving.stamp import iso_time
+from stateside.serving import iso_time
 
 MARGIN_US: Final = 10_000_000  # safety margin for the time between check and append
 _VIEW: Final = "bill"

@@ -20,15 +20,11 @@ from stateside.billing.invoicing.repeats import REPEATED
 from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.operations.publication import current_book
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
-from stateside.core.clock import Clock, SystemClock
+from stateside.core import Clock, Layout, Position, SystemClock
 from stateside.core.errors import EventRefused, RequestInvalid
-from stateside.core.layout import Layout
-from stateside.core.positions import Position
-from stateside.journal import Event, open_journal
+from stateside.journal import PARTITION, Event, open_journal, payload_columns
 from stateside.journal.columns import encode
-from stateside.journal.contract import PARTITION
-from stateside.journal.payload import payload_columns
-from stateside.serving.stamp import parse_time
+from stateside.serving import parse_time
 
 SETTABLE: Final = ("quantity", "name", "currency", "customer", "type", "time")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from stateside.billing.model import APPLICATION
-from stateside.serving.extension import Extension
-from stateside.serving.pages.page import Page
+from stateside.serving import Extension, Page
 
 PAGES = (
     Page("bill", "My bill", application=APPLICATION, customers=True),

@@ -15,10 +15,8 @@ from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import APPLICATION, CLOCK, GRACE_US, VIEW
 from stateside.billing.pipeline.period_columns import with_period_end
 from stateside.billing.pipeline.source import RatedEvents
-from stateside.pipeline.app import App, Function
-from stateside.pipeline.sinks.sink import SinkFactory
-from stateside.pipeline.sources import Source
-from stateside.views.catalogue import Computed
+from stateside.pipeline import App, Function, SinkFactory, Source
+from stateside.views import Computed
 
 KEY = ("customer", "period_end", "type", "plan")
 ROLLUP = ("period_end", "plan", "type")

@@ -23,12 +23,11 @@ from stateside.billing.model import VIEW
 from stateside.billing.pipeline import application, bill
 from stateside.billing.pipeline.source import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
+from stateside.core import Layout
 from stateside.core.errors import JournalCorrupt
-from stateside.core.layout import Layout
 from stateside.journal import Log, open_journal
-from stateside.journal.backends.kafka.topic_folder import NAME, topic_of
-from stateside.pipeline.kafka_source import spark_options
-from stateside.pipeline.sources import Reading, kafka_journal
+from stateside.journal.backends.kafka import topic_of
+from stateside.pipeline import Reading, kafka_journal, spark_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +72,7 @@ class Rating:
         if len(bad):
             raise JournalCorrupt(
                 f"The message at offset {offsets[bad[0].as_py()]} of partition 0 is no event",
-                where=str(self.rater.journal / NAME),
+                where=str(self.rater.journal),
                 next_step="Find out who sent it: only the journal's owner may write to the topic",
             )
         return events_of(batch, offsets)

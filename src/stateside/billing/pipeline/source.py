@@ -26,11 +26,9 @@ from stateside.billing.book.book import BookKeeper
 from stateside.billing.model import VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.billing.rating.reports import RatingReport, reports_of
-from stateside.core.layout import Layout, ViewLayout
-from stateside.journal import open_journal
-from stateside.journal.contract import DurableEnd
-from stateside.pipeline.journal_source import JournalSource, JournalStreamReader, OffsetRange
-from stateside.pipeline.sources import JournalEvents, Reading
+from stateside.core import Layout, ViewLayout
+from stateside.journal import DurableEnd, open_journal
+from stateside.pipeline import JournalEvents, JournalSource, JournalStreamReader, OffsetRange, Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

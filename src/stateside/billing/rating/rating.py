@@ -33,8 +33,7 @@ from stateside.billing.book.accounts import NONE
 from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Bools, Longs
 from stateside.billing.model import ASSIGN, CLOCK, FUTURE_US_MAX, NAMED_TYPES, PLAN, QUANTITY_MAX, USAGE_TYPES
-from stateside.journal import Log
-from stateside.journal.payload import payload_columns
+from stateside.journal import Log, payload_columns
 
 _HOURS: Final = FUTURE_US_MAX // 3_600_000_000
 

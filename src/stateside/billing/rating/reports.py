@@ -28,8 +28,7 @@ from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Longs
 from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import is_bad
-from stateside.core.layout import ViewLayout
-from stateside.core.storage import write_atomically
+from stateside.core import ViewLayout, write_atomically
 
 EVENTS_MIN: Final = 10_000  # fewer events get no report: rating them takes less time than the file does
 BAD_MAX: Final = 10_000  # more bad events get no report either: a long file that saves little

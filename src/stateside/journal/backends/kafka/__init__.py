@@ -20,7 +20,8 @@
 
 from stateside.journal.backends.kafka.admin import create_topic
 from stateside.journal.backends.kafka.topic import Topic
+from stateside.journal.backends.kafka.topic_folder import topic_of
 from stateside.journal.backends.kafka.topic_owner import KafkaWriter
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 
-__all__ = ["KafkaJournal", "KafkaWriter", "Topic", "create_topic"]
+__all__ = ["KafkaJournal", "KafkaWriter", "Topic", "create_topic", "topic_of"]
