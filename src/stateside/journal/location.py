@@ -19,7 +19,7 @@ from stateside.journal.backends.files.segment import segment_offsets
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import placed
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
-from stateside.journal.backends.nodes.merged_journal import MergedJournal
+from stateside.journal.backends.nodes.node_journal import MergedJournal
 from stateside.journal.backends.nodes.partition import MERGED
 from stateside.journal.contract import Journal
 from stateside.journal.upcasters import Upcasters

@@ -16,7 +16,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import FileLog, JournalWriter
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
-from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+from stateside.journal.backends.kafka.folder_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
 from stateside.journal.backends.kafka.topic_reader import TopicLog

@@ -1,7 +1,7 @@
 """A folder whose journal is a Kafka topic: a file names the topic, and the folder's readers and writers use the topic.
 
     JOURNAL/topic.json      {"address": "kafka://localhost:9092/billing"}
-    JOURNAL/index/, lock    of the writers (`shared_writer`)
+    JOURNAL/index/, lock    of the writers (`folder_writer`)
 
 For applications whose events have one order: such a journal has one partition.
 """

@@ -22,7 +22,7 @@ from stateside.journal.contract import PARTITION, DurableEnd, Journal, Log, only
 from stateside.journal.upcasters import Upcasters
 
 if TYPE_CHECKING:
-    from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+    from stateside.journal.backends.kafka.folder_writer import PlacedWriter
     from stateside.journal.backends.kafka.topic_owner import KafkaWriter
 
 GAP_OFFSETS = MESSAGES_AT_ONCE  # reading so many unwanted messages is as fast as another request
@@ -72,7 +72,7 @@ class KafkaJournal(Journal):
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None) -> KafkaWriter | PlacedWriter:
         """Where the folder is shared, receipts include the topic's name, as in stamps: `billing-0:12`."""
-        from stateside.journal.backends.kafka.shared_writer import PlacedWriter
+        from stateside.journal.backends.kafka.folder_writer import PlacedWriter
         from stateside.journal.backends.kafka.topic_owner import KafkaWriter
 
         if self._folder is None:

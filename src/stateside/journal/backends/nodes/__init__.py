@@ -25,13 +25,13 @@ Files in the folder:
 
 `node_writer` has the protocols of an append and of a takeover, `log` the fence, the logs and their seals, `ownership`
 how entities move from node to node, `last_sequences` the source of sequences, `ids` the detection of repeated appends.
-`merger` has the protocol of the merge, `partition` the columns and files, `gaps` the missing events, `merged_journal`
+`merger` has the protocol of the merge, `partition` the columns and files, `gaps` the missing events, `node_journal`
 and `receipts` the reading side, `coverage` how much of the logs a reader has read.
 """
 
 from stateside.journal.backends.nodes.gaps import Gap
-from stateside.journal.backends.nodes.merged_journal import MergedJournal
 from stateside.journal.backends.nodes.merger import Merger
+from stateside.journal.backends.nodes.node_journal import MergedJournal
 from stateside.journal.backends.nodes.node_writer import NodeWriter
 
 __all__ = ["Gap", "MergedJournal", "Merger", "NodeWriter"]
