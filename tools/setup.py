@@ -139,7 +139,7 @@ def install_packages(groups: tuple[str, ...]) -> None:
     uv = Uv({**os.environ, **registry(pip_config(), os.environ)})
     uv.export("build", "--only-group", "build")
     wanted = [option for group in ("build", *groups) for option in ("--group", group)]
-    uv.export("requirements", "--extra", "all", *wanted, *java_extra(os.environ))
+    uv.export("requirements", "--no-default-groups", "--extra", "all", *wanted, *java_extra(os.environ))
     uv.run("build tools", "pip", "install", "--require-hashes", "-r", VENV / "build.txt")
     hashed = ("--require-hashes", "--no-build-isolation", VENV / "requirements.txt")
     uv.run("packages, Spark among them (the first time some 700 MB are fetched)", "pip", "sync", *hashed)

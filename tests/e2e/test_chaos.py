@@ -36,7 +36,7 @@ AWAY_S = 3.0
 EVERY_PART = scenario_of(
     "every-part",
     SystemShape(journal="kafka", cluster=True),
-    *sized(short=[], full=[DRIVER_KILLED]),  # `test_demo` kills one in front of a topic in the short run
+    DRIVER_KILLED,
     replace(BROKER_KILLED, away_s=AWAY_S),
     replace(together(WORKER_KILLED, STORE_AWAY), away_s=AWAY_S),
     replace(together(MASTER_KILLED, REPLICA_KILLED), away_s=AWAY_S),

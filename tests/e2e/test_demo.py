@@ -98,8 +98,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@in_full("the demo on Kafka below is killed in `make test`, its JVM first")
-@pytest.mark.parametrize("victim", ["jvm", "python"])
+@pytest.mark.parametrize("victim", ["jvm", pytest.param("python", marks=in_full("the JVM's death shows it"))])
 def test_spark_killed_in_the_middle_is_started_again_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]], victim: str
 ) -> None:

@@ -123,6 +123,18 @@ class TestMakefile:
         (folder / ".venv" / ".tools").touch()
         assert "tools/setup.py --tools" in subprocess.run(planned, capture_output=True, text=True, check=True).stdout
 
+    def test_without_the_tools_nothing_of_the_tests_is_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """uv adds the group `dev` unless told not to."""
+        exported: dict[str, tuple[str, ...]] = {}
+        monkeypatch.setattr(setup.Uv, "export", lambda self, name, *options: exported.update({name: options}))
+        monkeypatch.setattr(setup.Uv, "run", lambda self, *given: None)
+        setup.install_packages(())
+        uv = [str(TOP / ".venv/bin/uv"), "export", "--frozen", "--offline", "--no-emit-project", "--no-hashes"]
+        command = [*uv, *exported["requirements"]]
+        listed = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True)
+        names = {line.partition("==")[0] for line in listed.stdout.splitlines()}
+        assert {"pyspark", "duckdb"} <= names and not {"pytest", "mypy", "mkdocs"} & names
+
     def test_without_a_new_python_make_says_what_to_install(self, tmp_path: Path) -> None:
         folder = fresh_copy(tmp_path)
         command = ["make", "-C", str(folder), "setup", "PYTHON="]

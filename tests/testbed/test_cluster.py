@@ -87,7 +87,7 @@ def expected(count: int) -> dict[str, tuple[int, int]]:
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@in_full("tests/e2e/test_chaos.py kills a master and a worker, and in test_demo.py workers leave and join")
+@in_full("tests/e2e/test_chaos.py kills a master and a worker")
 def test_a_query_goes_on_when_the_leading_master_and_a_worker_are_killed(cluster: Cluster, shop: Path) -> None:
     layout, log = Layout(shop / "data"), shop / "run.log"
     buy(layout, 0, 100)
