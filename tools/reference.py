@@ -33,6 +33,7 @@ import stateside
 import stateside.testing
 from stateside.cli import main as command_line
 from stateside.core import errors
+from stateside.serving.clients.calls import Calls
 
 TOP = Path(__file__).resolve().parent.parent
 STEPS_MAX = 5  # next steps shown for an error
@@ -75,6 +76,11 @@ def api() -> str:
         "## `stateside`",
     ]
     parts += _exported(stateside)
+    parts += [
+        "## Methods of `Client` and `AsyncClient`",
+        "Both have these methods. For `Steps[T]` in a signature `Client` returns a T, and `AsyncClient` one to await.",
+    ]
+    parts += [_directive(Calls, "Calls")]
     parts += ["## `stateside.testing`", inspect.getdoc(stateside.testing) or ""]
     own = vars(stateside.testing).items()
     defined = [each for name, each in own if not name.startswith("_") and _home(each) == "stateside.testing"]
