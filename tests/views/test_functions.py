@@ -1,5 +1,6 @@
 """The table of functions beside a view's checkpoint: it only ever grows."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,53 @@ import pytest
 from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.layout import Layout
-from stateside.views.functions import FunctionTable, extend_functions
+from stateside.views.functions import ColumnFunction, FunctionTable, KnownFunctions, extend_functions, provided_function
 
 ALLOWANCE = Tiers((Tier(0, 0, 1), Tier(6_000, 90_000, 60)))
 TIERS = Tiers((Tier(0, 100_000, 1), Tier(100, 50_000, 1), Tier(1_000, 10_000, 1)))
+TIMES = """
+class Times:
+    name = "times"
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def value(self, number):
+        return self.factor * number
+
+    values = value
+
+    def as_json(self):
+        return (self.factor,)
+
+    @classmethod
+    def parse(cls, definition):
+        return cls(*definition)
+"""
+
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs a package that provides a function under a name: the class `Times`, which has no `__eq__`."""
+
+    def installed(package: str, name: str) -> None:
+        folder = tmp_path / package
+        metadata = folder / f"{package}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (folder / f"{package}.py").write_text(TIMES)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[stateside.functions]\n{name} = {package}:Times\n")
+        monkeypatch.syspath_prepend(folder)
+
+    yield installed
+    provided_function.cache_clear()
+
+
+def times(package: str, factor: int) -> ColumnFunction:
+    function: ColumnFunction = __import__(package).Times(factor)
+    return function
 
 
 def test_a_view_has_its_functions_beside_its_checkpoint(layout: Layout) -> None:
@@ -44,6 +88,18 @@ def test_functions_that_rows_were_shown_with_never_change(tmp_path: Path) -> Non
     with pytest.raises(CheckpointInvalid, match="The function for basic@1/call is"):
         extend_functions(path, {("basic@1", "call"): TIERS})
     assert FunctionTable.load(path).entries["basic@1", "call"] == ALLOWANCE
+
+
+def test_a_function_needs_no_comparison_of_its_own(tmp_path: Path, install: Install) -> None:
+    path = tmp_path / "steps.json"
+    install("plain_times", "times")
+    extend_functions(path, {("a",): times("plain_times", 2)})
+    functions = KnownFunctions("bill", path)
+    assert functions.of(("a",)).value(21) == 42
+    extend_functions(path, {("a",): times("plain_times", 2), ("b",): times("plain_times", 3)})
+    assert functions.of(("b",)).value(21) == 63
+    with pytest.raises(CheckpointInvalid, match="The function for a is"):
+        extend_functions(path, {("a",): times("plain_times", 3)})
 
 
 def test_a_function_that_no_installed_package_provides_is_named(tmp_path: Path) -> None:

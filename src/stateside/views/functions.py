@@ -91,10 +91,10 @@ class FunctionTable:
         """The table with more entries; CheckpointInvalid if a key exists already with another function."""
         merged = dict(self.entries)
         for key, function in entries:
-            if merged.setdefault(key, function) != function:
+            if _stored(merged.setdefault(key, function)) != _stored(function):
                 raise CheckpointInvalid(
-                    f"The function for {'/'.join(key)} is {_document(function)}, but rows were shown with "
-                    f"{_document(merged[key])}",
+                    f"The function for {'/'.join(key)} is {_stored(function)}, but rows were shown with "
+                    f"{_stored(merged[key])}",
                     next_step="Functions never change: give the new one another name or version in the key",
                 )
         return FunctionTable(merged)
@@ -134,6 +134,11 @@ def _parse(entry: Mapping[str, Any]) -> ColumnFunction:
 
 def _document(function: ColumnFunction) -> dict[str, Any]:
     return {function.name: function.as_json()}
+
+
+def _stored(function: ColumnFunction) -> str:
+    """The function in JSON: equal for equal functions, whose classes need no `__eq__`."""
+    return json.dumps(_document(function), sort_keys=True)
 
 
 def declared_computed(view: str, key: Sequence[str], computed: Sequence[Computed]) -> tuple[Computed, ...]:
