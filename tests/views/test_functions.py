@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stateside.billing.plans.tiers import Tier, Tiers
-from stateside.core.errors import CheckpointInvalid
+from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.views.functions import ColumnFunction, FunctionTable, KnownFunctions, extend_functions, provided_function
 
@@ -100,6 +100,23 @@ def test_a_function_needs_no_comparison_of_its_own(tmp_path: Path, install: Inst
     assert functions.of(("b",)).value(21) == 63
     with pytest.raises(CheckpointInvalid, match="The function for a is"):
         extend_functions(path, {("a",): times("plain_times", 3)})
+
+
+@pytest.mark.parametrize("registered", [None, "another_name", "times"])
+def test_a_function_that_no_reader_could_load_is_refused_before_it_is_stored(
+    tmp_path: Path, install: Install, registered: str | None
+) -> None:
+    path = tmp_path / "steps.json"
+    extend_functions(path, {("a",): ALLOWANCE})
+    before = path.read_bytes()
+    if registered:
+        install("other_times", registered)
+    names: dict[str, type[ColumnFunction]] = {}
+    exec(TIMES, {"__name__": "application"}, names)  # a class of its own, with the name "times"
+    with pytest.raises(ViewInvalid, match="The function 'times' for b could not be read from a table again") as told:
+        extend_functions(path, {("b",): names["Times"](2)})  # type: ignore[call-arg]
+    assert "entry point of the group stateside.functions" in str(told.value.next_step)
+    assert path.read_bytes() == before
 
 
 def test_a_function_that_no_installed_package_provides_is_named(tmp_path: Path) -> None:

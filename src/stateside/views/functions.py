@@ -43,6 +43,7 @@ VERSION = 1
 GROUP = "stateside.functions"
 TYPE = "long"  # of all computed columns, and of the columns that they are computed of
 _EXAMPLE = 'Write it like computed=[Computed("amount_micros", of="quantity", by=("plan", "type"))]'
+_UNLOADABLE = (ValueError, LookupError, TypeError, AttributeError, ImportError)
 Key = tuple[str, ...]
 Longs = npt.NDArray[np.int64]
 
@@ -80,7 +81,7 @@ class FunctionTable:
             return cls({tuple(entry.pop("key")): _parse(entry) for entry in content["entries"]})
         except FileNotFoundError:
             return cls({})
-        except (ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        except _UNLOADABLE as error:
             raise CheckpointInvalid(
                 f"The functions of the view cannot be read: {error}",
                 where=str(path),
@@ -109,8 +110,14 @@ class FunctionTable:
 
 
 def extend_functions(path: Path, entries: Mapping[Key, ColumnFunction]) -> FunctionTable:
-    """Add the entries to the file, written only if one is new. There is one writer: the view's sink."""
+    """Add the entries to the file, written only if one is new. There is one writer: the view's sink.
+
+    ViewInvalid if a reader could not load a function.
+    """
     table = FunctionTable.load(path)
+    for key, function in entries.items():
+        if key not in table.entries:
+            _check_loadable(key, function)
     extended = table.extended(entries.items())
     if len(extended.entries) > len(table.entries):
         extended.save(path)
@@ -125,6 +132,22 @@ def provided_function(name: str) -> type[ColumnFunction]:
         raise ValueError(f"no installed package provides the function {name!r}, only {', '.join(sorted(points.names))}")
     function: type[ColumnFunction] = points[name].load()
     return function
+
+
+def _check_loadable(key: Key, function: ColumnFunction) -> None:
+    try:
+        loaded, given = type(_parse(json.loads(_stored(function)))), type(function)
+        if loaded is not given:
+            raise ValueError(
+                f"installed packages provide {loaded.__module__}.{loaded.__qualname__} under that name, and not its"
+                f" class {given.__module__}.{given.__qualname__}"
+            )
+    except _UNLOADABLE as error:
+        raise ViewInvalid(
+            f"The function {function.name!r} for {'/'.join(key)} could not be read from a table again: {error}",
+            next_step=f"Let an installed package provide the class as an entry point of the group {GROUP}, under the "
+            "class's own name, with an `as_json` that `parse` reads",
+        ) from error
 
 
 def _parse(entry: Mapping[str, Any]) -> ColumnFunction:
