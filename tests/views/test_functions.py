@@ -129,6 +129,19 @@ def test_a_function_that_no_installed_package_provides_is_named(tmp_path: Path) 
     assert "install the package" in str(told.value.next_step)
 
 
+def test_a_function_that_two_packages_provide_is_refused_with_both(tmp_path: Path, install: Install) -> None:
+    path = tmp_path / "steps.json"
+    install("first_times", "times")
+    install("second_times", "times")
+    both = "more than one installed package provides the function 'times': first_times, second_times"
+    with pytest.raises(ViewInvalid, match=both):
+        extend_functions(path, {("a",): times("first_times", 2)})
+    path.write_text('{"version": 1, "entries": [{"key": ["a"], "times": [2]}]}')
+    with pytest.raises(CheckpointInvalid, match=both) as told:
+        FunctionTable.load(path)
+    assert "no second one" in str(told.value.next_step)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[]", b'{"version": 2, "entries": []}', b'{"version": 1, "entries": [{}]}']
 )

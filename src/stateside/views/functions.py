@@ -85,7 +85,8 @@ class FunctionTable:
             raise CheckpointInvalid(
                 f"The functions of the view cannot be read: {error}",
                 where=str(path),
-                next_step="Restore this file from a copy, or install the package that provides the function",
+                next_step="Restore this file from a copy, or install the package that provides the function,"
+                " and no second one",
             ) from error
 
     def extended(self, entries: Iterable[tuple[Key, ColumnFunction]]) -> FunctionTable:
@@ -126,11 +127,15 @@ def extend_functions(path: Path, entries: Mapping[Key, ColumnFunction]) -> Funct
 
 @cache
 def provided_function(name: str) -> type[ColumnFunction]:
-    """The function of this name in the installed packages; ValueError if there is none."""
+    """The function of this name in the installed packages; ValueError if there is none, or more than one."""
     points = entry_points(group=GROUP)
-    if name not in points.names:
+    found = points.select(name=name)
+    if not found:
         raise ValueError(f"no installed package provides the function {name!r}, only {', '.join(sorted(points.names))}")
-    function: type[ColumnFunction] = points[name].load()
+    if len(found) > 1:
+        packages = sorted(each.dist.name if each.dist else each.value for each in found)
+        raise ValueError(f"more than one installed package provides the function {name!r}: {', '.join(packages)}")
+    function: type[ColumnFunction] = found[name].load()
     return function
 
 
@@ -145,8 +150,8 @@ def _check_loadable(key: Key, function: ColumnFunction) -> None:
     except _UNLOADABLE as error:
         raise ViewInvalid(
             f"The function {function.name!r} for {'/'.join(key)} could not be read from a table again: {error}",
-            next_step=f"Let an installed package provide the class as an entry point of the group {GROUP}, under the "
-            "class's own name, with an `as_json` that `parse` reads",
+            next_step=f"Let one installed package provide the class as an entry point of the group {GROUP}, under the "
+            "function's own name, with an `as_json` that `parse` reads",
         ) from error
 
 
