@@ -137,7 +137,8 @@ def test_the_values_of_several_rows_are_added_without_those_that_have_none() -> 
     for number in (2, None, 2**62):
         added = total.merge(added, total.partial(computed_buffers(function, number)))
     assert total.total(added) == 2**62 + 2
-    with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
+    with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long") as told:
         total.total(total.merge(added, total.partial(computed_buffers(function, 2**62))))
+    assert told.value.next_step == "Ask for the rows, or let the function give larger units"
     with pytest.raises(ValueOverflow, match="'amount' has grown too large for its type long"):
         total.total(total.merge(added, total.partial(computed_buffers(BASIC, 2**63 - 1))))

@@ -95,6 +95,9 @@ class Aggregate:
     buffers: ClassVar[tuple[BufferType, ...]] = (_ANY,)
     has_buffer_type: ClassVar[bool] = True  # the column's type is that of its first buffer
     apart: ClassVar[str | None] = None  # why values of several rows cannot be combined
+    if_too_large: ClassVar[str] = (  # the next step
+        "Ask for a shorter range; or run the view on a new folder with a wider type, or with try_sum"
+    )
     tally_size: int = 0  # the count of integers in a rollup; 0: no rollup has the column
 
     def __init__(self, column: ViewColumn) -> None:
@@ -151,7 +154,7 @@ class Aggregate:
         if not self.column.null_on_overflow:
             raise ValueOverflow(
                 f"The column {self.column.name!r} has grown too large for its type {self.column.type}",
-                next_step="Ask for a shorter range; or run the view on a new folder with a wider type, or with try_sum",
+                next_step=self.if_too_large,
             )
 
 

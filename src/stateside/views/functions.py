@@ -324,10 +324,14 @@ def _kinds(codes: Sequence[Longs]) -> tuple[Longs, list[tuple[int, int]]]:
     return kinds, list(zip(found.tolist(), rows.tolist(), strict=True))
 
 
+class _ComputedSum(TrySum):
+    if_too_large = "Ask for the rows, or let the function give larger units"
+
+
 def computed_sum(computed: Computed) -> Aggregate:
     """The sum of a computed column over rows, each with the buffers of `computed_buffers`."""
     buffers = (StateColumn(0, "sum", TYPE), StateColumn(1, "isEmpty", "boolean"))
-    return TrySum(ViewColumn(computed.name, TYPE, TrySum.name, buffers, computed.of))
+    return _ComputedSum(ViewColumn(computed.name, TYPE, TrySum.name, buffers, computed.of))
 
 
 def computed_buffers(function: ColumnFunction | None, number: Value) -> Partial:
