@@ -75,8 +75,10 @@ def test_a_column_is_made_of_buffers_which_are_not_shown_any_more(orders: Inferr
 
 def test_every_aggregate_that_a_plan_can_have_may_be_declared(orders: Inferred) -> None:
     text = '[views.orders-0.columns]\nlatest = { max_by = ["sum", "max"] }\nfirst = { first = ["sum_2", "isEmpty"] }\n'
+    text += 'flags = { bit_and = "count" }\n'
     made = {column.name: (column.type, column.aggregate) for column in applied(text, orders).columns}
     assert made.items() >= {"latest": ("double", "max_by"), "first": ("decimal(20,2)", "first")}.items()
+    assert made["flags"] == ("long", "bit_and")
     assert not {"value", "unscaled_sum", "unscaled_average"} & DECLARABLE.keys()
 
 
@@ -137,6 +139,8 @@ UNFIT = [
     ("[views.orders-0.columns]\nx = { average = ['count', 'sum'] }", "For average it takes: a double, a long"),
     ("[views.orders-0.columns]\nx = { average = ['sum'] }", "For average it takes: a double, a long"),
     ("[views.orders-0.columns]\nx = { sum = ['max'] }", "a long or a double"),
+    ("[views.orders-0.columns]\nx = { bit_or = ['max'] }", "For bit_or it takes: a byte, short, integer or long"),
+    ("[views.orders-0.columns]\nx = { bit_xor = ['sum'] }", "For bit_xor it takes: a byte, short, integer or long"),
     ("[views.orders-0.columns]\nx = { sum = ['sum'], type = 'long' }", "Leave it out"),
     ("[views.orders-0.columns]\nx = { decimal_average = ['sum_2', 'count'] }", 'Add type = "decimal(14,6)"'),
 ]

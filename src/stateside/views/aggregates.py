@@ -64,6 +64,7 @@ Tally = Sequence[int]
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 _DOUBLE_BITS = 1_074
 _AVERAGE_DIGITS = 4  # that Spark's average of decimals has more than the decimals
+_WHOLE_TYPES = tuple(map(Primitive, ("byte", "short", "integer", "long")))
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
 
 
@@ -76,6 +77,7 @@ class BufferType:
 
 
 _LONG = BufferType("a long", lambda type_: type_ == Primitive("long"))
+_WHOLE = BufferType("a byte, short, integer or long", lambda type_: type_ in _WHOLE_TYPES)
 _DOUBLE = BufferType("a double", lambda type_: type_ == Primitive("double"))
 _LONG_OR_DOUBLE = BufferType("a long or a double", lambda type_: type_ in (Primitive("long"), Primitive("double")))
 _DECIMAL = BufferType("a decimal", lambda type_: isinstance(type_, Decimal))
@@ -378,6 +380,8 @@ class MaxBy(Max):
 
 
 class _Bits(Aggregate):
+    buffers = (_WHOLE,)
+
     def merge(self, one: Partial, other: Partial) -> Partial:
         if one[0] is None or other[0] is None:
             return one if other[0] is None else other
