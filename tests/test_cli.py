@@ -228,7 +228,8 @@ class TestDemo:
 
     def test_damaged_settings_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "demo.json").write_text("{")
-        assert "damaged" in assert_one_sentence(stateside("demo", "--dir", str(tmp_path)))
+        sentence = assert_one_sentence(stateside("demo", "--dir", str(tmp_path)))
+        assert "The demo's settings cannot be read" in sentence
 
     def test_a_missing_folder_for_the_report_is_refused_before_anything_runs(self, tmp_path: Path) -> None:
         report = tmp_path / "missing" / "report.json"
