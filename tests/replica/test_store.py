@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
+import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,6 +147,30 @@ def test_long_keys_that_begin_alike_are_in_order(tmp_path: Path) -> None:
     writer.close()
     assert read(tmp_path) == [(b"w", b""), (b"x" * 470, b""), *rows, (b"y", b"")]
     assert read(tmp_path, b"x" * 500 + b"1") == rows[10:20]
+
+
+def test_a_replica_whose_last_pages_lmdb_never_wrote_is_whole(tmp_path: Path) -> None:
+    writer = ReplicaWriter(tmp_path)
+    rows = [(b"key %04d" % number, bytes(100)) for number in range(3_000)]
+    writer.apply(batch(0), rows)
+    writer.apply(batch(1), [(key, None) for key, _ in rows[1_000:]])
+    for number in range(2, 6):  # LMDB reuses free pages two transactions later
+        writer.apply(batch(number), rows[:1])
+
+    def put_and_delete(transaction: lmdb.Transaction) -> None:
+        transaction.put(b"large", bytes(4_000_000), db=writer._databases.meta)
+        transaction.delete(b"large", db=writer._databases.meta)
+
+    writer._write(put_and_delete)
+    pages, page_bytes = writer._environment.info()["last_pgno"] + 1, writer._environment.stat()["psize"]
+    assert (tmp_path / "data.mdb").stat().st_size < pages * page_bytes
+    writer.close()
+    assert read(tmp_path) == rows[:1_000]
+    writer = ReplicaWriter(tmp_path)
+    assert (writer.batch(), writer.invalid()) == (batch(5), None)
+    writer.apply(batch(6), rows)
+    writer.close()
+    assert read(tmp_path) == rows
 
 
 # The map

@@ -33,12 +33,13 @@ def open_environment(
     create: bool = True,
     readonly: bool = False,
     sync: bool = True,
+    check_size: bool = True,
 ) -> lmdb.Environment:
     """Open the environment in a folder; create one if `create`.
 
     `map_bytes`: sizes of the map, tried in turn until the process has the address space; 0 is an existing environment's
-    own size. OSError if the disk is full; CorruptedError if the file was truncated; other LMDB errors if the open
-    fails.
+    own size. `check_size`: False if the caller knows the file's exact size and checks it. OSError if the disk is full;
+    CorruptedError if `is_whole` finds the file truncated; other LMDB errors if the open fails.
     """
     if create:
         allocate(directory / "lock.mdb", _READER_BYTES * (readers_max + 8))  # readers register themselves there
@@ -58,7 +59,7 @@ def open_environment(
         except lmdb.MemoryError:
             if size == map_bytes[-1]:
                 raise
-    if not is_whole(directory, environment, environment.stat()["psize"]):
+    if check_size and not is_whole(directory, environment, environment.stat()["psize"]):
         environment.close()
         raise lmdb.CorruptedError(f"{directory / 'data.mdb'} is cut short")
     return environment
@@ -73,7 +74,8 @@ def growing(directory: Path, bytes_start: int) -> tuple[int]:
 def is_whole(directory: Path, environment: lmdb.Environment, page_bytes: int) -> bool:
     """Whether the data file has all its pages: reading a missing page of a truncated file ends the process.
 
-    The page count is in the first two pages, so they must exist before LMDB is asked.
+    The page count is in the first two pages, so they must exist before LMDB is asked. The answer may be False for a
+    healthy file: LMDB counts, but does not write, the last pages if one transaction allocated and freed them.
     """
     path = directory / "data.mdb"
     try:

@@ -99,6 +99,7 @@ def open_environment(directory: Path, *, readonly: bool = False, sync: bool = Tr
             create=not readonly,
             readonly=readonly,
             sync=sync,
+            check_size=False,  # `VerifiedPages` and `Integrity` compare with the published size
         )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
