@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,16 +25,25 @@ def uv(*arguments: str | Path, environ: dict[str, str] | None = None) -> str:
 
 
 @cache
-def constraints(extra: str) -> str:
-    """What uv.lock has for an extra, as `name==version` lines."""
-    chosen = ("--extra", extra) if extra else ()
-    options = ("--frozen", "--offline", "--no-dev", "--no-hashes", "--no-emit-project", "--quiet")
+def export(*chosen: str) -> str:
+    """A part of uv.lock, as `name==version` lines with hashes."""
+    options = ("--frozen", "--offline", "--no-emit-project", "--quiet")
     return uv("export", *options, *chosen, "--format", "requirements.txt")
+
+
+def export_extra(extra: str) -> str:
+    return export("--no-dev", *(("--extra", extra) if extra else ()))
 
 
 def locked(extra: str) -> list[str]:
     """The names of all packages of an extra, those that its packages need among them."""
-    return re.findall(r"^([\w.-]+)==", constraints(extra), re.MULTILINE)
+    return re.findall(r"^([\w.-]+)==", export_extra(extra), re.MULTILINE)
+
+
+def only(exported: str, names: Collection[str]) -> str:
+    """The lines of these packages alone."""
+    packages = re.findall(r"^[\w.-]+==.*\n(?: +.*\n)*", exported, re.MULTILINE)
+    return "".join(each for each in packages if each.partition("==")[0] in names)
 
 
 def build_wheel(folder: Path) -> Path:
@@ -67,12 +77,15 @@ class Environment:
         listed = uv("pip", "list", "--python", self.python, "--format", "freeze", "--quiet")
         return set(re.findall(r"^([\w.-]+)==", listed, re.MULTILINE))
 
-    def install(self, *wanted: str | Path, extra: str = "") -> None:
-        """Install with the versions of uv.lock, out of uv's cache where it has them."""
-        pins = self.folder / "constraints.txt"
-        pins.write_text(constraints(extra))
-        options = ("--constraints", pins, "--no-build-isolation", "--quiet")
-        uv("pip", "install", "--python", self.python, *options, *wanted, environ=_registry())
+    def install_locked(self, exported: str) -> None:
+        """Install a part of uv.lock, refusing other bytes, out of uv's cache where it has them."""
+        requirements = self.folder / "requirements.txt"
+        requirements.write_text(exported)
+        self.install("--require-hashes", "--requirements", requirements)
+
+    def install(self, *wanted: str | Path) -> None:
+        options = ("--python", self.python, "--no-build-isolation", "--quiet")
+        uv("pip", "install", *options, *wanted, environ=_registry())
 
     def run(self, *command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """A command of the environment, and nothing of the tests' own on its paths."""
@@ -91,8 +104,9 @@ def make_environment(folder: Path, wheel: Path, extra: str = "") -> Environment:
     uv("venv", "--quiet", "--python", sys.executable, folder)
     made = Environment(folder)
     if extra in ("spark", "all"):  # pyspark comes as source only, and is built with the locked setuptools
-        made.install("setuptools", extra=extra)
-    made.install(f"stateside[{extra}] @ file://{wheel}" if extra else wheel, extra=extra)
+        made.install_locked(export("--only-group", "build"))
+    made.install_locked(export_extra(extra))
+    made.install("--no-index", f"stateside[{extra}] @ file://{wheel}" if extra else wheel)  # all it needs is there
     return made
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -15,7 +17,7 @@ import httpx
 import pytest
 
 from stateside.core.processes import free_port
-from tests.packaging.environments import TOP, Environment, build_wheel, locked, make_environment
+from tests.packaging.environments import TOP, Environment, build_wheel, export, locked, make_environment, only
 from tests.sizes import in_full
 from tests.waiting import wait_until
 
@@ -24,6 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.network]
 WRITTEN = TOP / "tests" / "compatibility" / "v0.1.0.tar.xz"
 OTHER_EXTRAS = in_full("the bare wheel and [server]")
 ENDED_S_MAX = 30
+PYTEST = ("iniconfig", "packaging", "pluggy", "pygments", "pytest")  # and all that it needs
 REFUSED = "Error: This needs the package {}, which is not installed. Install the extra that has it: pip install '{}'.\n"
 ASK = """
 import os, sys
@@ -102,6 +105,13 @@ def test_the_wheel_alone_brings_the_client_and_no_more(bare: Environment) -> Non
     shown = bare.stateside("--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "serve" in shown.stdout
+
+
+def test_other_bytes_than_those_of_the_lock_are_not_installed(bare: Environment) -> None:
+    exported = re.sub(r"sha256:[0-9a-f]{4}", "sha256:0000", only(export("--only-group", "dev"), ["pluggy"]))
+    with pytest.raises(AssertionError, match="Hash mismatch for `pluggy"):
+        bare.install_locked(exported)
+    assert "pluggy" not in bare.installed()
 
 
 def test_the_wheel_alone_asks_a_server(bare: Environment, url: str) -> None:
@@ -193,7 +203,11 @@ def test_a_new_project_passes_its_own_tests_once_installed(
     spark = environment("spark")
     made = spark.stateside("new", "shop", folder=tmp_path)
     assert made.returncode == 0, made.stderr
-    spark.install("setuptools", f"stateside[spark] @ file://{wheel}", "-e", f"{tmp_path / 'shop'}[test]", extra="spark")
+    assert tomllib.loads((tmp_path / "shop" / "pyproject.toml").read_text())["project"]["optional-dependencies"] == {
+        "test": ["pytest>=8"]
+    }
+    spark.install_locked(only(export("--only-group", "dev"), PYTEST))
+    spark.install("--no-index", f"stateside[spark] @ file://{wheel}", "-e", f"{tmp_path / 'shop'}[test]")
     tested = spark.run(spark.python, "-m", "pytest", "-q", folder=tmp_path / "shop")
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout
