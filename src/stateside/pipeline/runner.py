@@ -230,10 +230,10 @@ class Runner:
             return
         checkpoint = Checkpoint(Storage.at(view.checkpoint))
         for batch in checkpoint.commits()[-1:]:
-            self._noted.add(view.name)
             for journal in checkpoint.journals(batch):
                 if journal != view.journal_read():
                     write_atomically(view.journal_note, journal.encode(), make_folder=False)
+            self._noted.add(view.name)  # after the write, which a full disk fails
 
     def _find_journal_end(self) -> Position | None:
         """The journal's end; None if the journal is away. A journal never shrinks: a shorter one counts as away."""

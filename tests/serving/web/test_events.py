@@ -26,6 +26,7 @@ from stateside.serving.web.event_routes import EVENTS_MAX, Appender, event_route
 from stateside.serving.web.request import Request
 from tests.journal.receipts import offsets
 from tests.serving.conftest import serving
+from tests.written import WORDS, Written
 
 
 def event(id_: str, **more: Any) -> dict[str, Any]:
@@ -164,16 +165,21 @@ def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_a
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("known_by", ["note", "checkpoint"])
 @pytest.mark.parametrize("left", ["nothing", "an empty folder", "another journal"])
 def test_a_server_started_while_the_journal_is_away_makes_no_new_one_if_views_have_read_it(
-    layout: Layout, left: str
+    layout: Layout, left: str, known_by: str
 ) -> None:
     one, away = Event("a", "e", "t", 1, {}), layout.root / "away"
     with JournalWriter(layout.journal) as writer:
         writer.append([one])
     view = layout.view("words")
     view.root.mkdir(parents=True)
-    view.journal_note.write_text(FileLog(layout.journal).id() or "")
+    read = FileLog(layout.journal).id() or ""
+    if known_by == "note":
+        view.journal_note.write_text(read)
+    else:  # of 0.1.0, or the runner was killed before its next heartbeat
+        Written(view.checkpoint, WORDS).batch([], source=json.dumps({"journal": read, "0": 1}))
     view.catalogue.write_text("{}")
     layout.journal.rename(away)
     if left != "nothing":

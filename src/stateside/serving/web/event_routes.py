@@ -6,7 +6,8 @@ with the advice to retry, and nothing of the request is stored.
 
 While the journal's disk is away each append is refused, and the next one tries again. An empty folder in the place of
 the journal, such as an unmounted disk leaves, does not become a new journal: the journal's id is known from the first
-append on, and before that from the notes of the views that have read the journal.
+append on, and before that from the views that have read the journal: from a view's note, or else from its checkpoint,
+looked up when a writer is opened.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, RouteUnknown, StatesideError, TooManyRequests
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
+from stateside.core.storage import Storage
 from stateside.journal import Journal, Writer, open_journal
 from stateside.journal.contract import Answer, Appended
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
@@ -31,6 +33,7 @@ from stateside.serving.access.principal import check_appends
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
+from stateside.spark_state.batch_log import Checkpoint
 
 WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
 log = logging.getLogger(__name__)
@@ -124,11 +127,23 @@ def _set(answer: asyncio.Future[Answer], found: Answer) -> None:
 
 def _read_by_views(layout: Layout, journal: Journal) -> str | None:
     """The id of the journal that the folder's views have read, of several the one present; None if none was read."""
-    read = {id_ for view in layout.views() if (id_ := view.journal_read()) is not None}
+    read = {id_ for view in layout.views() for id_ in _journals_of(view)}
     if not read:
         return None
     here = journal.id()
     return here if here in read else min(read)
+
+
+def _journals_of(view: ViewLayout) -> set[str]:
+    """The journal in the view's note; without a note, those that the newest batch of its checkpoint has read."""
+    try:
+        if (noted := view.journal_read()) is not None:
+            return {noted}
+        checkpoint = Checkpoint(Storage.at(view.checkpoint_location))
+        return {id_ for batch in checkpoint.commits()[-1:] for id_ in checkpoint.journals(batch)}
+    except (OSError, StatesideError) as error:  # appending does not depend on the checkpoint
+        log.warning("appending: it cannot be read which journal the view %s has read: %s", view.name, error)
+        return set()
 
 
 EVENTS_MAX = 1_000
