@@ -436,10 +436,8 @@ def calling_at(number: int, act: Callable[[], object]) -> Iterator[Callable[[], 
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["one log", "merged nodes"])
-def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merged: bool) -> None:
-    """Before each call that planning and reading a batch makes: all of it is read, or the view is told to wait."""
-    home, away, waited = tmp_path / "journal", tmp_path / "away", False
+def two_batches(home: Path, merged: bool) -> Any:
+    """A journal with two times 20 events; the offset between them."""
     if merged:
         with NodeWriter(home, "a") as node, Merger(home, partitions=2) as merger:
             node.append([Event(f"e{number}", f"c{number}", "call", 0, {}) for number in range(20)])
@@ -454,6 +452,14 @@ def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merg
         began = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         with JournalWriter(home, segment_bytes_max=1) as writer:
             writer.append([Event(f"f{number}", "emma", "call", 0, {}) for number in range(20)])
+    return began
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["one log", "merged nodes"])
+def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merged: bool) -> None:
+    """Before each call that planning and reading a batch makes: all of it is read, or the view is told to wait."""
+    home, away, waited = tmp_path / "journal", tmp_path / "away", False
+    began = two_batches(home, merged)
     whole = sorted(name for _, ids in batches(stream(home), began) for name in ids)
     assert len(whole) == 20
     for number in range(1, 10_000):
@@ -470,3 +476,31 @@ def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merg
         read += [name for _, ids in batches(reader, end) for name in ids]
         assert sorted(read) == whole, f"it left before call {number}"
     assert waited and number > 100
+
+
+@pytest.mark.parametrize("leaving", ["one log", "merged nodes", "merged"])
+def test_a_journal_may_come_back_at_any_moment_and_its_batch_is_whole_or_waits(tmp_path: Path, leaving: str) -> None:
+    """A batch planned without its events would be committed, and the events never read."""
+    home, away = tmp_path / "journal", tmp_path / "away"
+    began = two_batches(home, leaving != "one log")
+    place = home / "merged" if leaving == "merged" else home
+    ((end, whole),) = batches(stream(home), began)
+    tasks = stream(home).partitions(began, end)
+
+    def read() -> list[str]:
+        return [name for task in tasks for rows in stream(home).read(task) for name in rows["id"].to_pylist()]
+
+    for ask, wanted in ((lambda: stream(home).partitions(began, end), tasks), (read, whole)):
+        for number in range(1, 1_000):
+            place.rename(away)
+            with calling_at(number, lambda: away.rename(place)) as is_over:
+                try:
+                    assert ask() == wanted, f"it came back before call {number}"
+                except JournalAway:
+                    pass
+                else:
+                    assert not is_over()
+            if is_over():
+                break
+        away.rename(place)
+        assert number > 5

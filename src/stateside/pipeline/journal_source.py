@@ -237,7 +237,9 @@ class Stored:
 
     @classmethod
     def of(cls, journal: Journal) -> Stored:
-        return cls(journal, journal.logs(), journal.id())
+        """Without an id if the journal was away, or replaced, at any of these looks."""
+        before, logs = journal.id(), journal.logs()
+        return cls(journal, logs, before if before == journal.id() else None)
 
     def end(self) -> Position:
         return Position.of({name: log.durable_end().offset for name, log in self.logs.items()})
@@ -269,8 +271,10 @@ class EventReader:
 
     def _batches(self, task: OffsetRange) -> Iterator[tuple[int, pa.RecordBatch]]:
         with self._noticing_absence():
-            journal = self._stored().logs[task.partition]
-            yield from selected(journal, task.start, task.stop, self._ruling(), task.mark)
+            stored = self._stored()
+            if stored.id is None:
+                raise self._away()
+            yield from selected(stored.logs[task.partition], task.start, task.stop, self._ruling(), task.mark)
 
     @contextmanager
     def _noticing_absence(self) -> Iterator[None]:
