@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -163,6 +166,35 @@ def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_a
         assert offsets(await made.append([one])) == [0]
 
     asyncio.run(go())
+
+
+def test_a_failed_append_fails_no_request_that_was_queued_after_it(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sync, failing, queued = Appender(layout), os.fdatasync, threading.Event(), threading.Event()
+
+    def failing_once(handle: int) -> None:
+        if failing.is_set():
+            queued.wait(10)
+            failing.clear()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    async def go() -> list[Any]:
+        await made.append([Event("first", "e", "t", 1, {})])
+        monkeypatch.setattr(os, "fdatasync", failing_once)
+        failing.set()
+        requests = [asyncio.create_task(made.append([Event("a", "e", "t", 1, {})]))]
+        await asyncio.sleep(0.1)  # the sync has begun
+        requests += [asyncio.create_task(made.append([Event(f"b{n}", "e", "t", 1, {})])) for n in range(3)]
+        await asyncio.sleep(0)
+        queued.set()
+        return list(await asyncio.gather(*requests, return_exceptions=True))
+
+    failed, *others = asyncio.run(go())
+    assert isinstance(failed, JournalAway)
+    assert not [error for error in others if isinstance(error, Exception)]
+    assert [each.id for each in FileLog(layout.journal).events()][-3:] == ["b0", "b1", "b2"]
 
 
 @pytest.mark.parametrize("known_by", ["note", "checkpoint"])

@@ -36,6 +36,7 @@ from stateside.serving.web.route import Body, Route
 from stateside.spark_state.batch_log import Checkpoint
 
 WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
+ATTEMPTS_MAX = 2  # of an append whose writer another one's failure has replaced
 log = logging.getLogger(__name__)
 
 
@@ -79,7 +80,22 @@ class Appender:
         return [appended.receipt(number) for number in range(len(events))]
 
     async def _append(self, events: Sequence[Event], untimed: Collection[str]) -> Appended:
-        writer = self._writer or await self._opened()
+        """Once more if another request's failure replaced the writer meanwhile: ids are compared, so each once."""
+        for _ in range(ATTEMPTS_MAX):
+            writer = self._writer or await self._opened()
+            found = await self._answer(writer, events, untimed)
+            if isinstance(found, Appended):
+                return found
+            if isinstance(found, EventRefused):
+                break
+            if self._writer is writer:
+                self._writer = None  # the next append opens a new one
+                await asyncio.to_thread(writer.close)
+                break
+        assert isinstance(found, Exception)
+        raise found
+
+    async def _answer(self, writer: Writer, events: Sequence[Event], untimed: Collection[str]) -> Answer:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
 
@@ -88,14 +104,7 @@ class Appender:
                 loop.call_soon_threadsafe(_set, answer, found)
 
         writer.submit(events, told, any_time=untimed)
-        found = await answer
-        if isinstance(found, Appended):
-            return found
-        assert isinstance(found, Exception)
-        if not isinstance(found, EventRefused) and self._writer is writer:
-            self._writer = None  # the next append opens a new one
-            await asyncio.to_thread(writer.close)
-        raise found
+        return await answer
 
     async def _opened(self) -> Writer:
         """The writer; all who wait for it share one attempt to open it."""
