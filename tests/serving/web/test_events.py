@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +20,25 @@ import pytest
 
 from stateside.core.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
 from stateside.core.layout import Layout
-from stateside.core.positions import Position
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.payload import ViewFields, keep_fields
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web import event_routes as event_routes_module
 from stateside.serving.web.event_routes import EVENTS_MAX, Appender, event_routes
 from stateside.serving.web.request import Request
-from tests.journal.receipts import offsets
 from tests.serving.conftest import serving
 from tests.written import WORDS, Written
 
 
 def event(id_: str, **more: Any) -> dict[str, Any]:
     return {"id": id_, "entity": "emma", "type": "call", "time": "2026-01-31T12:00:00Z", **more}
+
+
+async def stored_at(made: Appender, events: Sequence[Event], untimed: Collection[str] = ()) -> list[int]:
+    """The offsets at which an append has its events."""
+    appended = await made.append(events, untimed)
+    assert appended.position.one() == max(appended.place(number).offset for number in range(len(events))) + 1
+    return [appended.place(number).offset for number in range(len(events))]
 
 
 def post(layout: Layout, document: bytes) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkey
         with pytest.raises(TooManyRequests) as refused:
             await made.append([Event(str(number), "e", "t", 1, {}) for number in range(4)])
         assert refused.value.retry_after_s >= 1
-        assert offsets(await made.append([Event("a", "e", "t", 1, {})])) == [0]
+        assert await stored_at(made, [Event("a", "e", "t", 1, {})]) == [0]
 
     asyncio.run(go())
 
@@ -104,13 +109,13 @@ def test_too_many_wait_and_the_next_is_told_to_come_again(layout: Layout, monkey
 def test_requests_at_the_same_time_are_appended_together_and_each_gets_its_own_answer(layout: Layout) -> None:
     made = Appender(layout)
 
-    async def go() -> list[list[Position]]:
+    async def go() -> list[list[int]]:
         wanted = [[Event(f"{n}-{m}", "e", "t", 1, {}) for m in range(n % 3 + 1)] for n in range(50)]
-        return await asyncio.gather(*(made.append(events) for events in wanted))
+        return await asyncio.gather(*(stored_at(made, events) for events in wanted))
 
     answers = asyncio.run(go())
     ids = [each.id for each in FileLog(layout.journal).events()]
-    assert [[ids[offset] for offset in offsets(answer)] for answer in answers] == [
+    assert [[ids[offset] for offset in answer] for answer in answers] == [
         [f"{n}-{m}" for m in range(n % 3 + 1)] for n in range(50)
     ]
     assert len(list(FileLog(layout.journal).batches(0, len(ids)))) < 50, "one sync for several requests"
@@ -121,16 +126,26 @@ def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(l
 
     async def go() -> None:
         first, other = Event("a", "e", "t", 1, {}), Event("a", "e", "t", 1, {"n": 1})
-        assert offsets(await made.append([first])) == [0]
+        assert await stored_at(made, [first]) == [0]
         requests = [[Event("b", "e", "t", 1, {})], [Event("c", "e", "t", 1, {}), other], [first], [other]]
-        told = await asyncio.gather(*(made.append(events) for events in requests), return_exceptions=True)
-        assert [told[0], told[2]] == [[Position.of({"0": 2})], [Position.of({"0": 1})]]
+        told = await asyncio.gather(*(stored_at(made, events) for events in requests), return_exceptions=True)
+        assert [told[0], told[2]] == [[1], [0]]
         for conflict, number in ((told[1], 1), (told[3], 0)):
             assert isinstance(conflict, IdConflict)
             assert (conflict.ids, conflict.events) == (("a",), (number,))
 
     asyncio.run(go())
     assert [each.id for each in FileLog(layout.journal).events()] == ["a", "b"]
+
+
+def test_the_receipt_of_a_request_covers_new_and_repeated_events(layout: Layout) -> None:
+    def answer(*ids: str) -> dict[str, str | list[str]]:
+        found = post(layout, json.dumps({"events": [event(id_) for id_ in ids]}).encode())
+        return {"receipt": str(found["receipt"]), "receipts": [str(receipt) for receipt in found["receipts"]]}
+
+    assert answer("a", "b") == {"receipt": "0:2", "receipts": ["0:1", "0:2"]}
+    assert answer("b", "c", "a") == {"receipt": "0:3", "receipts": ["0:2", "0:3", "0:1"]}
+    assert answer("b", "a") == {"receipt": "0:2", "receipts": ["0:2", "0:1"]}
 
 
 def test_a_request_without_times_may_be_sent_again(layout: Layout) -> None:
@@ -143,11 +158,11 @@ def test_a_time_that_is_given_is_compared_whoever_gives_none_for_the_same_id(lay
 
     async def go() -> list[Any]:
         await made.append([Event("a", "e", "t", 5, {})])
-        requests = made.append([Event("a", "e", "t", 7, {})], {"a"}), made.append([Event("a", "e", "t", 6, {})])
+        requests = stored_at(made, [Event("a", "e", "t", 7, {})], {"a"}), made.append([Event("a", "e", "t", 6, {})])
         return list(await asyncio.gather(*requests, return_exceptions=True))
 
     untimed, timed = asyncio.run(go())
-    assert offsets(untimed) == [0]
+    assert untimed == [0]
     assert isinstance(timed, IdConflict)
     with pytest.raises(IdConflict, match="twice in one append"):
         post(layout, b'{"events": [{"id":"b","entity":"e","type":"t"},{"id":"b","entity":"e","type":"t","time_us":5}]}')
@@ -163,7 +178,7 @@ def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_a
         failed = await asyncio.gather(made.append([one]), made.append([one]), return_exceptions=True)
         assert all("cannot be written" in str(error) for error in failed)
         layout.journal.unlink()
-        assert offsets(await made.append([one])) == [0]
+        assert await stored_at(made, [one]) == [0]
 
     asyncio.run(go())
 
@@ -227,7 +242,7 @@ def test_a_server_started_while_the_journal_is_away_makes_no_new_one_if_views_ha
         assert list(layout.journal.glob("*.segment")) == [] or left == "another journal"
         shutil.rmtree(layout.journal, ignore_errors=True)
         away.rename(layout.journal)
-        assert offsets(await made.append([one, Event("b", "e", "t", 1, {})])) == [0, 1]
+        assert await stored_at(made, [one, Event("b", "e", "t", 1, {})]) == [0, 1]
 
     asyncio.run(go())
 

@@ -16,13 +16,11 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from functools import reduce
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EventRefused, RouteUnknown, StatesideError, TooManyRequests
 from stateside.core.layout import Layout, ViewLayout
-from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.journal import Journal, Writer, open_journal
 from stateside.journal.contract import Answer, Appended
@@ -54,8 +52,8 @@ class Appender:
         self._waiting = 0  # events
         self._trouble: str | None = None  # last error logged
 
-    async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> list[Position]:
-        """Store the events that are new, each id once, and return the receipt of each.
+    async def append(self, events: Sequence[Event], untimed: Collection[str] = ()) -> Appended:
+        """Store the events that are new, each id once.
 
         The journal must accept the events (`event.fault`); `untimed` has the ids of events without a given time.
         IdConflict if an id belongs to another event, TooManyRequests if too many events wait, JournalAway if the
@@ -77,7 +75,7 @@ class Appender:
         finally:
             self._waiting -= len(events)
         self._tell(None)
-        return [appended.receipt(number) for number in range(len(events))]
+        return appended
 
     async def _append(self, events: Sequence[Event], untimed: Collection[str]) -> Appended:
         """Once more if another request's failure replaced the writer meanwhile: ids are compared, so each once."""
@@ -217,8 +215,9 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
         events = _events(request.document(), clock.now_us())
         check_appends(request.holder, events)
         fields.check(events, "request")
-        receipts = await appender.append(events, _untimed(request.document()))
-        return Response({"receipt": reduce(Position.joined, receipts), "receipts": receipts})
+        appended = await appender.append(events, _untimed(request.document()))
+        receipts = [appended.receipt(number) for number in range(len(events))]
+        return Response({"receipt": appended.position, "receipts": receipts})
 
     return [Route("/v1/events", append, _TEXT, "append", method="POST", body=_BODY, answer=_ANSWER)]
 
