@@ -18,9 +18,10 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stateside.core.errors import EventRefused, IdConflict, JournalAway, TooManyRequests
+from stateside.core.errors import EventRefused, IdConflict, JournalAway, RequestInvalid, TooManyRequests
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal.backends.nodes import NodeWriter
 from stateside.journal.payload import ViewFields, keep_fields
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web import event_routes as event_routes_module
@@ -136,6 +137,13 @@ def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(l
 
     asyncio.run(go())
     assert [each.id for each in FileLog(layout.journal).events()] == ["a", "b"]
+
+
+def test_events_of_a_folder_of_nodes_are_refused_as_a_bad_request(layout: Layout) -> None:
+    with NodeWriter(layout.journal, "hamburg"):
+        pass
+    with pytest.raises(RequestInvalid, match="written by its nodes"):
+        post(layout, json.dumps({"events": [event("a")]}).encode())
 
 
 def test_the_receipt_of_a_request_covers_new_and_repeated_events(layout: Layout) -> None:

@@ -19,13 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import EventRefused, RouteUnknown, StatesideError, TooManyRequests
+from stateside.core.errors import EventRefused, RequestInvalid, RouteUnknown, StatesideError, TooManyRequests
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import Storage
 from stateside.journal import Journal, Writer, open_journal
 from stateside.journal.contract import Answer, Appended
 from stateside.journal.event import NAME_CHARS_MAX, TAGS_MAX, VERSION_MAX, Event, fault
 from stateside.journal.json_lines import event_of, has_time
+from stateside.journal.location import is_merged
 from stateside.journal.payload import DeclaredFields
 from stateside.serving.access.principal import check_appends
 from stateside.serving.web.request import Request
@@ -113,6 +114,11 @@ class Appender:
 
     def _open(self) -> Writer:
         """A writer of this folder's journal; JournalAway if the journal is not there."""
+        if is_merged(self._layout.journal):
+            raise RequestInvalid(
+                "The events of this folder are written by its nodes",
+                next_step="Append them with a NodeWriter, at the node that has their entity (docs/nodes.md)",
+            )
         journal = open_journal(self._layout.journal)
         writer = journal.writer(known=self._id or _read_by_views(self._layout, journal))
         self._id = journal.id()
