@@ -53,3 +53,10 @@ class TestJournalOfAFolderOnKafka(TestJournalOnKafka):
     def _open(self, folder: Path, topic: Topic) -> Journal:
         place(folder, f"kafka://{topic.servers}/{topic.name}")
         return open_journal(folder)
+
+
+class TestWholeJournalOfAFolderOnKafka(TestJournalOfAFolderOnKafka):
+    """The same, read as a journal with partitions, which are named as in stamps."""
+
+    def reader(self, folder: Path) -> Journal | Log:
+        return self._open(folder, self._topic(folder))

@@ -35,16 +35,19 @@ def journal_place(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def journal_at(folder: Path | None, kafka: str | None) -> Journal:
-    """The named journal: on Kafka, at an address, or an application's."""
+    """The named journal: on Kafka, at an address, or an application's. A topic's partitions are named by numbers."""
     from stateside.core.layout import Layout
     from stateside.journal import open_journal
+    from stateside.journal.backends.kafka import KafkaJournal
     from stateside.journal.backends.kafka.topic import topic_at
 
     if kafka is not None:
-        return open_journal(kafka, index=folder and beside(folder, topic_at(kafka), "index"))
+        topic = topic_at(kafka)
+        return KafkaJournal(topic, folder and beside(folder, topic, "index"))
     if folder is None:
         raise click.UsageError("Missing option '--dir', or '--kafka'.")
-    return open_journal(Layout(folder).journal)
+    journal = open_journal(Layout(folder).journal)
+    return KafkaJournal(journal.topic) if isinstance(journal, KafkaJournal) else journal
 
 
 def beside(folder: Path, topic: Topic, what: str) -> Path:

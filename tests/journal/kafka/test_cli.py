@@ -34,6 +34,13 @@ def run(*arguments: str, given: str | None = None) -> Result:
     return CliRunner().invoke(main, ["journal", *arguments], input=given)
 
 
+@pytest.mark.parametrize("command", ["stat", "verify", "tags", "ids", "read"])
+def test_an_address_without_its_scheme_is_no_folder(command: str) -> None:
+    told = run(command, "--kafka", "localhost:9092/orders")
+    assert told.exit_code == 1
+    assert "That is no address of a journal on Kafka" in told.output
+
+
 class TestJournal:
     pytestmark = real
 

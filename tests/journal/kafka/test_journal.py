@@ -178,7 +178,7 @@ class TestWhatCanBeWrong:
         journal = KafkaJournal(topic)
         checked = journal._checked
 
-        def delete_after(*range_: Any) -> str:
+        def delete_after(*range_: Any) -> tuple[str, int]:
             found = checked(*range_)
             delete_before(topic, 5)
             return found

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from stateside.cli import main
-from stateside.core.errors import JournalAway, JournalFenced, PositionInvalid, SettingInvalid
+from stateside.core.errors import EventsGone, JournalAway, JournalFenced, PositionInvalid, SettingInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import FileLog, JournalWriter
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
+from stateside.journal.backends.kafka.admin import Admin, Described
 from stateside.journal.backends.kafka.folder_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
@@ -93,6 +94,27 @@ def test_a_secret_does_not_get_into_a_folders_file(layout: Layout, option: str) 
     assert "horse" not in done.output
     assert not layout.journal.exists()
     assert place(layout.journal, f"{address}env:HORSE").options[option] == "env:HORSE"
+
+
+def test_positions_in_a_folders_journal_are_as_in_stamps_and_receipts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Admin, "described", lambda _: Described("id", 1))
+    monkeypatch.setattr(Admin, "ends", lambda _, numbers: dict.fromkeys(numbers, 13))
+    monkeypatch.setattr(Admin, "begins", lambda _, numbers: dict.fromkeys(numbers, 4))
+    place(tmp_path, "kafka://localhost:1/billing")
+    journal, receipt = open_journal(tmp_path), Position.parse("billing-0:12")
+    assert list(journal.partitions()) == ["billing-0"]
+    assert [str(journal.begin()), str(journal.end())] == ["billing-0:4", "billing-0:13"]
+    assert journal.in_stamps(journal.end()) == journal.end() == journal.log().end() == journal.logs()["billing-0"].end()
+    assert journal.end().covers(receipt)
+    assert not journal.wait(journal.end(), 0)
+    with pytest.raises(EventsGone, match=r"at billing-0:0 to billing-0:3 are gone"):
+        list(journal.events())
+    with pytest.raises(PositionInvalid, match="none is '0'"):
+        list(journal.events(Position.parse("0:12")))
+    plain = open_journal("kafka://localhost:1/billing")
+    assert (str(plain.end()), str(plain.in_stamps(plain.end()))) == ("0:13", "billing-0:13")
 
 
 class TestTopicLog:
@@ -225,4 +247,5 @@ class TestPlacedWriter:
         read = CliRunner().invoke(main, ["journal", "read", "--dir", str(layout.root), "--json"])
         assert json.loads(read.stdout)["id"] == "a"
         stat = CliRunner().invoke(main, ["journal", "stat", "--dir", str(layout.root), "--json"])
-        assert json.loads(stat.stdout)["topic"] == topic.name
+        told = json.loads(stat.stdout)
+        assert (told["topic"], told["end"]) == (topic.name, "0:2")  # as with --kafka, and as the indexes have it

@@ -40,7 +40,7 @@ from stateside.billing.invoicing.amounts import Amounts, Longs
 from stateside.billing.model import CLOCK, HOUR_US, VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.core import Layout, Storage
-from stateside.journal import PARTITION, Conditions, Log, NumberRange, open_journal, stretches
+from stateside.journal import Conditions, Log, NumberRange, open_journal, stretches
 from stateside.spark_state import Checkpoint
 
 MEMORY_MAX: Final = "512MB"
@@ -117,7 +117,7 @@ def _events(journal: Log, book: Book, ends_us: set[tuple[str, int]], stop: int) 
     starts = [book.plans[plan].cycle.ending(end_us).start_us for plan, end_us in ends_us]
     within = Conditions(time=NumberRange(min(starts), max(end_us for _, end_us in ends_us) - 1))
     waiting: list[pa.Table] = []
-    for stretch in stretches(journal, journal.begin()[PARTITION], stop, within):
+    for stretch in stretches(journal, journal.begin().one(), stop, within):
         for first, batch in journal.batches(stretch.start, stretch.stop):
             rows = np.flatnonzero(np.asarray(within.wanted(batch)))
             waiting.append(events_of(batch.take(pa.array(rows)), first + rows))

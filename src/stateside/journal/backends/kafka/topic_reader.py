@@ -18,7 +18,7 @@ from stateside.journal.backends.kafka.admin import Admin
 from stateside.journal.backends.kafka.consumers import MESSAGES_AT_ONCE, Fetcher, Gone
 from stateside.journal.backends.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.backends.kafka.topic import Topic
-from stateside.journal.contract import PARTITION, DurableEnd, Journal, Log, only
+from stateside.journal.contract import DurableEnd, Journal, Log, only
 from stateside.journal.upcasters import Upcasters
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class KafkaJournal(Journal):
     Offsets are those of the topic. Transaction markers take some of them, so not every offset has an event; the end is
     after the last marker, covers every receipt, and never moves back.
 
-    `folder`: for the indexes of writers. The writers of an application's folder take turns (`shared`); any other writer
-    owns the topic until the next one is opened. `pass_over` names messages that are no events and must not stop a
+    `folder`: for the indexes of writers. The writers of an application's folder take turns (`shared`), and its
+    partitions are named as in stamps, `billing-0`; any other writer owns the topic until the next one is opened, and
+    partitions are named by their numbers. `pass_over` names messages that are no events and must not stop a
     reader: partition and offset, like 0:17.
     """
 
@@ -65,13 +66,16 @@ class KafkaJournal(Journal):
         return self.topic.where
 
     def in_stamps(self, position: Position) -> Position:
-        return self.topic.in_stamps(position)
+        return position if self._shared else self.topic.in_stamps(position)
+
+    def name_of(self, number: int) -> str:
+        """The name of a partition in this journal's positions."""
+        return f"{self.topic.name}-{number}" if self._shared else str(number)
 
     def log(self, partition: str | None = None) -> TopicLog:
         return TopicLog(self, partition)
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None) -> KafkaWriter | PlacedWriter:
-        """Where the folder is shared, receipts include the topic's name, as in stamps: `billing-0:12`."""
         from stateside.journal.backends.kafka.folder_writer import PlacedWriter
         from stateside.journal.backends.kafka.topic_owner import KafkaWriter
 
@@ -89,13 +93,13 @@ class KafkaJournal(Journal):
         return None if found is None else found.id
 
     def partitions(self) -> Sequence[str]:
-        return [str(number) for number in range(self._admin.described().partitions)]
+        return [self.name_of(number) for number in range(self._admin.described().partitions)]
 
     def end(self) -> Position:
-        return _position(self._admin.ends(range(self._admin.described().partitions)))
+        return self._position(self._admin.ends(range(self._admin.described().partitions)))
 
     def begin(self) -> Position:
-        return _position(self._admin.begins(range(self._admin.described().partitions)))
+        return self._position(self._admin.begins(range(self._admin.described().partitions)))
 
     def batches(self, partition: str, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """A batch ends where a transaction does. `located` is faster for many events."""
@@ -126,8 +130,7 @@ class KafkaJournal(Journal):
         After each fetch the topic's id is checked: a reader may pause between two fetches, and the client would read on
         in another topic of the same name.
         """
-        topic_id = self._checked(partition, start, stop)
-        number = int(partition)
+        topic_id, number = self._checked(partition, start, stop)
         try:
             for messages in self._fetcher.messages(number, start, stop) if start < stop else ():
                 found = [
@@ -137,26 +140,27 @@ class KafkaJournal(Journal):
                 if found:
                     yield batch_of(found)
         except NoEvent as error:
-            raise self._no_event(partition, error) from error
+            raise self._no_event(number, error) from error
         except Gone as error:
             self._check_same(topic_id)
-            raise self._gone(partition, start) from error
+            raise self._gone(number, start) from error
 
     def _counts(self, partition: int, message: Message) -> bool:
         return not self._passed_over or (partition, message.offset()) not in self._passed_over
 
-    def _checked(self, partition: str, start: int, stop: int) -> str:
-        """The topic's id, after checking the range."""
+    def _checked(self, partition: str, start: int, stop: int) -> tuple[str, int]:
+        """The topic's id and the partition's number, after checking the range."""
         described = self._admin.described()
-        if partition not in map(str, range(described.partitions)):
+        numbers = {self.name_of(number): number for number in range(described.partitions)}
+        if partition not in numbers:
             raise self._invalid(f"This topic has no partition {partition!r}")
-        number = int(partition)
+        number = numbers[partition]
         end = self._admin.ends([number])[number]
         if not 0 <= start <= stop <= end:
             raise self._invalid(f"Offsets {start} to {stop} do not lie in partition {partition}, which ends at {end}")
         if start < stop and start < self._admin.begins([number])[number]:
-            raise self._gone(partition, start)
-        return described.id
+            raise self._gone(number, start)
+        return described.id, number
 
     def _check_same(self, topic_id: str) -> None:
         if self.id() != topic_id:
@@ -173,8 +177,11 @@ class KafkaJournal(Journal):
             next_step="The reader's position belongs to another journal, or the topic was recreated",
         )
 
-    def _gone(self, partition: str, start: int) -> EventsGone:
-        begin = self._admin.begins([int(partition)])[int(partition)]
+    def _position(self, offsets: dict[int, int]) -> Position:
+        return Position.of({self.name_of(number): offset for number, offset in offsets.items()})
+
+    def _gone(self, number: int, start: int) -> EventsGone:
+        partition, begin = self.name_of(number), self._admin.begins([number])[number]
         return EventsGone(
             f"The events at {partition}:{start} to {partition}:{begin - 1} are gone: Kafka's retention deleted them",
             where=self.topic.where,
@@ -182,12 +189,12 @@ class KafkaJournal(Journal):
             "retention.ms=-1 keeps what is there now",
         )
 
-    def _no_event(self, partition: str, found: NoEvent) -> JournalCorrupt:
+    def _no_event(self, number: int, found: NoEvent) -> JournalCorrupt:
         return JournalCorrupt(
-            f"The message at {partition}:{found.offset} is no event: {found.reason}",
+            f"The message at {self.name_of(number)}:{found.offset} is no event: {found.reason}",
             where=self.topic.where,
             next_step="Nothing was skipped. See who sends to this topic besides its owner; to read on without this "
-            f"message, name it: pass_over {partition}:{found.offset}",
+            f"message, name it: pass_over {number}:{found.offset}",
         )
 
 
@@ -219,7 +226,7 @@ class TopicLog(Log):
         return DurableEnd(self.end().one(), 0, 0)
 
     def in_stamps(self, position: Position) -> Position:
-        return self._journal.in_stamps(Position.of({self._partition or PARTITION: position.one()}))
+        return self._journal.in_stamps(Position.of({self._partition or self._journal.name_of(0): position.one()}))
 
     def batches(self, start: int, stop: int, mark: DurableEnd | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Gaps occur between batches only."""
@@ -232,10 +239,6 @@ class TopicLog(Log):
     def _named(self) -> str:
         """Looked up each time: partitions may be added to a topic during a read."""
         return self._partition or only(self._journal.partitions(), self.where, _ONE_PARTITION)
-
-
-def _position(offsets: dict[int, int]) -> Position:
-    return Position.of({str(partition): offset for partition, offset in offsets.items()})
 
 
 def _places(named: Iterable[str]) -> frozenset[tuple[int, int]]:
