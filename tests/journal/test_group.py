@@ -2,6 +2,7 @@
 
 import dis
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -331,5 +332,62 @@ def test_a_writer_takes_submitted_appends_again_after_a_rest(tmp_path: Path, mon
         for number in range(3):
             writer.submit([event(f"{number}")], answers.append)
             wait_until(lambda: len(answers) == number + 1)  # noqa: B023
-            wait_until(lambda: not writer._group._has_helper)
+            wait_until(lambda: writer._group._helper is None)
     assert [answer.position["0"] for answer in answers if isinstance(answer, Appended)] == [1, 2, 3]
+
+
+def test_an_append_that_gets_no_thread_is_refused_and_the_writer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, answers = Disk(), list[Answer]()
+    together = GroupCommit(disk.store)
+    monkeypatch.setattr(group_commit, "IDLE_S", 0.01)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    disk.free.set()
+    for led in (False, True):
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+            waiting = None
+            if led:  # the refused append would have led after this thread
+                disk.free.clear()
+                disk.busy.clear()
+                waiting = pool.submit(offset, together, "thread")
+                assert disk.busy.wait(WAIT_S_MAX)
+            patched.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError, match="new thread"):
+                together.submit(AppendRequest([event("refused")]), answers.append)
+            disk.free.set()
+            assert waiting is None or waiting.result(WAIT_S_MAX)
+        together.submit(AppendRequest([event(f"{led}")]), answers.append)
+        wait_until(lambda: len(answers) == 1 + led)  # noqa: B023
+        wait_until(lambda: together._helper is None)
+    assert disk.stored == [["False"], ["thread"], ["True"]]
+
+
+FORKED = """
+import os, threading
+from stateside.journal.group_commit import GroupCommit
+from stateside.journal import Event
+from stateside.journal.append_batch import AppendRequest
+
+together = GroupCommit(lambda requests: [RuntimeError("answer")] * len(requests))
+
+def append():
+    told = threading.Event()
+    together.submit(AppendRequest([Event("a", "emma", "call", 0, {})]), lambda answer: told.set())
+    assert told.wait(2), "no answer"
+
+append()
+child = os.fork()
+append()
+append()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    os._exit(0)
+"""
+
+
+def test_a_child_forked_while_a_helper_waits_has_one_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

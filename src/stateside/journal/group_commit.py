@@ -9,7 +9,8 @@
 One frame holds the whole group, so a crash can tear at most one frame, and every append is whole in its frame.
 
 An append can also be submitted without a thread that waits, as by a server's event loop: its answer goes to a callback.
-Where such an append comes to lead, a thread of the group commit leads for it, and ends after a while without work.
+Where such an append comes to lead, a thread of the group commit, the helper, leads for it. The helper starts before
+the append is queued, so that none waits for a thread that cannot be started, and ends after a while without work.
 
 A thread may be interrupted anywhere (Ctrl-C), even between two steps of one statement. So state that other threads need
 is recorded before it is acted on, in an order that lets `_withdraw` finish or repeat the work.
@@ -49,9 +50,10 @@ class GroupCommit:
         self._together = 0  # threads appending at the moment: answered just now, or queued
         self._gathering: _Append | None = None  # the leader, while it waits for `_together` threads
         self._changing = threading.Lock()  # guards the queue, the next leader, and who wakes whom
-        self._helping = threading.Condition()  # guards the next two
+        self._helping = threading.Condition()  # guards the next three
         self._asked: deque[_Submitted] = deque()  # to be led for
-        self._has_helper = False
+        self._submitted = 0  # appends without an answer so far
+        self._helper: threading.Thread | None = None
 
     def append(self, request: AppendRequest) -> Appended | Receipt:
         """Store the events, possibly together with those of other threads; returns the answer for these events.
@@ -80,28 +82,42 @@ class GroupCommit:
 
     def submit(self, request: AppendRequest, told: Told) -> None:
         """As `append`, without waiting: `told` gets the answer, in another thread, and must neither block nor fail."""
-        own = _Submitted(request, told, self._ask_helper)
+
+        def answered(answer: Answer) -> None:
+            with self._helping:
+                self._submitted -= 1
+            told(answer)
+
+        own = _Submitted(request, answered, self._ask_helper)
+        self._start_helper()
         self._line.append(own)
         if self._lead.setdefault(_LEADER, own) is own:
             own.wake()
         else:
             self._note_arrival()
 
+    def _start_helper(self) -> None:
+        """Have a helper that stays until one more append has its answer. A forked child has none of its parent's."""
+        with self._helping:
+            if self._helper is None or not self._helper.is_alive():
+                helper = threading.Thread(target=self._help, name="group commit", daemon=True)
+                helper.start()
+                self._helper = helper
+            self._submitted += 1
+
     def _ask_helper(self, own: _Submitted) -> None:
-        """Have a thread lead for a submitted append."""
+        """Have the helper lead for a submitted append."""
         with self._helping:
             self._asked.append(own)
-            if not self._has_helper:
-                self._has_helper = True
-                threading.Thread(target=self._help, name="group commit", daemon=True).start()
-            self._helping.notify()
+            self._helping.notify_all()  # in a forked child the first one to notify may be the parent's
 
     def _help(self) -> None:
         while True:
             with self._helping:
-                if not self._helping.wait_for(lambda: bool(self._asked), IDLE_S):
-                    self._has_helper = False
-                    return
+                while not self._helping.wait_for(lambda: bool(self._asked), IDLE_S):
+                    if not self._submitted:
+                        self._helper = None
+                        return
                 own = self._asked.popleft()
             if self._lead.get(_LEADER) is own:  # else asked for twice, and done
                 while own.answer is None:
