@@ -176,8 +176,8 @@ class Log(ABC):
 
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
         """The events from one position up to another (the end by default), in order."""
-        last = (self.end() if stop is None else stop).one()
-        for _, batch in self.batches(0 if start is None else start.one(), last):
+        last = self.offset_at(self.end() if stop is None else stop)
+        for _, batch in self.batches(0 if start is None else self.offset_at(start), last):
             yield from self.upcasters.all(decode(batch))
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
@@ -187,7 +187,7 @@ class Log(ABC):
         writer must have opened the journal meanwhile, to settle the fate of the append.
         """
         wanted = {event.id for event in events}
-        for _, batch in self.batches(since.one(), self.end().one()):
+        for _, batch in self.batches(self.offset_at(since), self.end().one()):
             wanted.difference_update(batch.column("id").to_pylist())
         return [event for event in events if event.id in wanted]
 

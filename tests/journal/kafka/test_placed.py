@@ -14,14 +14,16 @@ from stateside.cli import main
 from stateside.core.errors import EventsGone, JournalAway, JournalFenced, PositionInvalid, SettingInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
-from stateside.journal import FileLog, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.journal.backends.kafka.admin import Admin, Described
 from stateside.journal.backends.kafka.folder_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
 from stateside.journal.backends.kafka.topic_reader import TopicLog
+from stateside.journal.columns import encode
 from stateside.journal.location import open_journal
+from stateside.journal.upcasters import Upcasters
 from stateside.pipeline.sources import JournalEvents, Reading
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import add_partitions, delete, event, new_topic, real
@@ -115,6 +117,17 @@ def test_positions_in_a_folders_journal_are_as_in_stamps_and_receipts(
         list(journal.events(Position.parse("0:12")))
     plain = open_journal("kafka://localhost:1/billing")
     assert (str(plain.end()), str(plain.in_stamps(plain.end()))) == ("0:13", "billing-0:13")
+
+
+def test_the_log_of_a_topic_converts_events_as_its_journal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = encode([Event("a", "emma", "call", 0, {"n": 1})], 0)
+    monkeypatch.setattr(KafkaJournal, "batches", lambda *_: [(0, stored)])
+    monkeypatch.setattr(Admin, "described", lambda _: Described("id", 1))
+    monkeypatch.setattr(Admin, "ends", lambda _, numbers: dict.fromkeys(numbers, 1))
+    upcasters = Upcasters()
+    upcasters.register("call", 1, lambda payload: {"m": payload["n"]})
+    log = open_journal("kafka://localhost:1/billing", upcasters=upcasters).log()
+    assert [(each.payload, each.version) for each in log.events()] == [({"m": 1}, 2)]
 
 
 class TestTopicLog:

@@ -8,6 +8,7 @@ import pytest
 
 from stateside.core.errors import PositionAhead, PositionInvalid
 from stateside.core.positions import Position
+from stateside.journal import Event
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, partition
 from stateside.journal.columns import SCHEMA
 from tests.journal.nodes.dying import event
@@ -38,6 +39,24 @@ def test_a_stream_has_an_id_for_life_and_the_journal_s_columns(tmp_path: Path) -
         list(stream.batches("0", 0, 3))
     with pytest.raises(PositionInvalid, match="no partition '7'"):
         list(stream.batches("7", 0, 0))
+
+
+def test_a_partition_s_log_names_its_positions_as_the_stream_does(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node, Merger(tmp_path, partitions=2) as merger:
+        receipt = node.append([Event(f"e{number}", f"c{number}", "call", 0, {}) for number in range(20)])
+        merger.merge()
+    stream = MergedJournal(tmp_path)
+    for name, log in stream.logs().items():
+        assert log.end() == Position.of({name: stream.end()[name]}) != Position.start()
+        middle = Position.of({name: 2})
+        assert len(list(log.events(middle, log.end()))) == log.end().one() - 2
+        for foreign in (receipt, stream.end(), Position.of({"01"[name == "0"]: 1})):
+            for asked in ({"start": foreign}, {"stop": foreign}):
+                with pytest.raises(PositionInvalid):
+                    list(log.events(**asked))
+            with pytest.raises(PositionInvalid):
+                log.unstored([], foreign)
+        assert len(log.unstored([event("new")], middle)) == 1
 
 
 def test_events_come_back_as_they_were_given_to_the_node(tmp_path: Path) -> None:

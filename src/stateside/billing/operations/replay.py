@@ -44,8 +44,9 @@ def replay(
     """Append these letters' events, each with these changes; all or none. EventRefused if one would fail again."""
     assert letters
     events = [repaired(letter, changes) for letter in letters]
-    since = Position.of({PARTITION: min(letter.offset for letter in letters)})
-    unstored = open_journal(layout.journal).log().unstored(events, since)
+    journal = open_journal(layout.journal).log()
+    since = journal.in_stamps(Position.of({PARTITION: min(letter.offset for letter in letters)}))
+    unstored = journal.unstored(events, since)
     _check(layout, unstored, (clock or SystemClock()).now_us())
     with open_journal(layout.journal).writer(clock=clock) as writer:
         receipt = writer.append_unstored(events, since)

@@ -40,7 +40,8 @@ class FileLog(Log):
         here reports the loss.
         """
         first = next(iter(segment.segment_offsets(self.directory)), 0)
-        return Position.of({PARTITION: min(first, retention_base.offset(self.directory)) if first else 0})
+        offset = min(first, retention_base.offset(self.directory)) if first else 0
+        return self.in_stamps(Position.of({PARTITION: offset}))
 
     def durable_end(self) -> DurableEnd:
         """JournalCorrupt if there are events but no end mark."""

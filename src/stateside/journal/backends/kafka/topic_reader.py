@@ -207,6 +207,7 @@ class TopicLog(Log):
 
     def __init__(self, journal: KafkaJournal, partition: str | None = None) -> None:
         self._journal, self._partition, self.topic = journal, partition, journal.topic
+        self.upcasters = journal.upcasters
 
     @property
     def where(self) -> str:

@@ -58,6 +58,9 @@ class PartitionLog(FileLog):
 
     shown = staticmethod(without_sources)
 
+    def in_stamps(self, position: Position) -> Position:
+        return Position.of({self.directory.name: position.one()})
+
 
 class MergedJournal(Journal):
     """All events of all nodes. Before its first merger the journal is empty, and has no partitions.
