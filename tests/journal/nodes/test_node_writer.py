@@ -24,8 +24,10 @@ from stateside.core.errors import (
     SettingInvalid,
 )
 from stateside.core.positions import Position
-from stateside.journal.backends.nodes import NodeWriter, last_sequences
-from stateside.journal.backends.nodes.log import Fence, NodeLog, Owner, is_sealed, node_logs
+from stateside.journal import append_batch
+from stateside.journal.backends.nodes import NodeWriter, last_sequences, node_writer
+from stateside.journal.backends.nodes.ids import NodeIds
+from stateside.journal.backends.nodes.log import Fence, NodeLog, Owner, complete_logs, is_sealed, node_logs
 from stateside.journal.backends.nodes.ownership import SLOTS, slot_of
 from stateside.journal.columns import encode
 from tests.journal.conftest import strangers
@@ -608,3 +610,20 @@ def open_files(folder: Path) -> list[str]:
         with suppress(FileNotFoundError):  # the one that lists them
             found.append(str(link.readlink()))
     return sorted(name for name in found if name.startswith(str(folder)))
+
+
+def test_a_repeated_append_looks_the_logs_and_its_ids_up_once(tmp_path: Path) -> None:
+    """Its events lie so far apart that each is read by itself."""
+    gap = [event(f"other-{number}") for number in range(append_batch.GAP_MAX + 1)]
+    with NodeWriter(tmp_path, "a") as node:
+        for number in range(5):
+            node.append([event(f"{number}"), *gap], compare_ids=False)
+        repeated = [event(f"{number}") for number in range(5)]
+        receipt = node.append(repeated)
+        with patch.object(node_writer, "complete_logs", wraps=complete_logs) as looked:
+            assert node.append(repeated) == receipt
+        assert looked.call_count == 1
+        first = node.append_to("emma", [event("once")])
+        with patch.object(NodeIds, "places", autospec=True, side_effect=NodeIds.places) as places:
+            assert node.append_to("emma", [event("once")]) == first
+        assert places.call_count == 1

@@ -14,7 +14,7 @@ from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import EntityElsewhere, JournalAway
 from stateside.core.positions import Position
 from stateside.core.storage import CLOSED
-from stateside.journal.append_batch import EventPlace
+from stateside.journal.append_batch import AppendRequest, EventPlace
 from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX
 from stateside.journal.backends.files.lock import WAIT_S_MAX
 from stateside.journal.backends.files.segment import PARTITION
@@ -102,6 +102,7 @@ class NodeWriter(LogWriter):
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         super().__init__(clock or SystemClock())
         self._appending = threading.Lock()
+        self._logs: dict[str, NodeLog] = {}  # all logs, once they were looked up in this turn
         with reaching(self._node), opening(self._node, wait_s_max):
             owner, self._lock = become_owner(self._node, take_over)
             self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
@@ -181,16 +182,24 @@ class NodeWriter(LogWriter):
         """Receipts of other nodes, whose logs go on, are not checked."""
 
     def _read(self, log: str, start: int, stop: int) -> Iterator[tuple[range, pa.RecordBatch]]:
-        for first, batch in self._all_logs()[log].batches(start, stop):
+        self._logs = self._logs or self._all_logs()
+        for first, batch in self._logs[log].batches(start, stop):
             yield range(first, first + batch.num_rows), batch
 
     def _places(self, ids: Sequence[str]) -> list[EventPlace | None]:
         found = self._known.places(ids, self._offset)
         return [None if place is None else EventPlace(place.log, place.behind - 1) for place in found]
 
-    def _stored(self, entity: str, there: Mapping[str, EventPlace]) -> list[StoredEvent]:
+    def _stored_of(self, requests: Sequence[AppendRequest]) -> list[Sequence[StoredEvent]]:
         """From the index, which knows trimmed events as well."""
-        return self._known.stored(entity, list(there), self._offset) if there else []
+        return [
+            self._known.stored(request.entity or "", ids, self._offset) if ids else []
+            for request in requests
+            for ids in [[event.id for event in request.events]]
+        ]
+
+    def _stored(self, entity: str, there: Mapping[str, EventPlace]) -> list[StoredEvent]:
+        return self._known.stored(entity, list(there), self._offset)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -205,6 +214,7 @@ class NodeWriter(LogWriter):
         with self._alone():
             self._fence.check()
             self._claim({slot_of(entity) for entity in names()})
+            self._logs = {}
             with self._log.turn() as end:
                 if self._index.covers(self.log) != end.offset:
                     self._index.follow_log(self.log, node_logs(self._folder)[self.log])
