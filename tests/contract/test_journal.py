@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
 
@@ -22,6 +23,7 @@ from stateside.core.clock import Clock, ManualClock
 from stateside.core.errors import (
     EventRefused,
     IdConflict,
+    JournalAway,
     JournalFenced,
     JournalLocked,
     PositionInvalid,
@@ -440,3 +442,23 @@ class TestANodesJournal(JournalContract):
 
     def reader(self, folder: Path) -> Journal:
         return cast(Journal, _Merged(folder))
+
+
+@pytest.mark.parametrize("backend", ["memory", "files", "nodes"])
+def test_a_writer_that_expects_another_journal_is_refused_and_creates_nothing(backend: str, tmp_path: Path) -> None:
+    """(On Kafka: tests/journal/kafka/test_writer.py.)"""
+    journal = (
+        MemoryJournal() if backend == "memory" else open_journal(tmp_path, node="a" if backend == "nodes" else None)
+    )
+    for _ in range(2):
+        with pytest.raises(JournalAway):
+            journal.writer(known=str(uuid4()))
+        if journal.id() is None:
+            assert list(tmp_path.rglob("*.segment")) == []
+            with journal.writer() as writer:
+                writer.append(_events(1, 0))
+            if backend == "nodes":
+                with Merger(tmp_path) as merger:
+                    merger.merge()
+    with journal.writer(known=journal.id()) as writer:
+        writer.append(_events(1, 1))

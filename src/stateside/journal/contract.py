@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateside.core.clock import Clock
-from stateside.core.errors import PositionInvalid, SettingInvalid
+from stateside.core.errors import JournalAway, PositionInvalid, SettingInvalid
 from stateside.core.positions import Position
 from stateside.journal.append_batch import Answer, Appended, EventPlace
 from stateside.journal.backends.files.frames import Offsets
@@ -309,6 +309,15 @@ class Journal(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _check_known(self, known: str | None) -> None:
+        """JournalAway if another journal than the expected one, or none, is there."""
+        if known is not None and (found := self.id()) != known:
+            raise JournalAway(
+                f"The journal is away: here is {found or 'none'}, not {known}",
+                where=self.where,
+                next_step="Nothing was stored. Bring the journal back, or use another folder for a new one",
+            )
 
     def _named(self, *positions: Position) -> Sequence[str]:
         """The partitions; PositionInvalid if a position names another one."""

@@ -203,10 +203,10 @@ class TestWhatCanBeWrong:
         topic = Topic(broker.address, "events", {"security.protocol": "env:SECRET"})
         assert "SECRET" not in repr(topic)
         with pytest.raises(SettingInvalid, match="Kafka's options are not in order") as refusal:
-            KafkaJournal(topic)
+            KafkaJournal(topic).id()
         assert "hunter2" not in str(refusal.value) + caplog.text
         with pytest.raises(SetupError, match="'NOT_SET', which is not set"):
-            KafkaJournal(Topic(broker.address, "events", {"sasl.password": "env:NOT_SET"}))
+            KafkaJournal(Topic(broker.address, "events", {"sasl.password": "env:NOT_SET"})).id()
         with pytest.raises(SettingInvalid, match=r"sets 'isolation\.level' itself"):
             Topic(broker.address, "events", {"isolation.level": "read_uncommitted"})
 

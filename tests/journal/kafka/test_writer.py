@@ -21,7 +21,7 @@ from stateside.core.errors import (
 )
 from stateside.core.positions import Position
 from stateside.journal.append_batch import Appended, AppendRequest
-from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, create_topic
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.journal.backends.kafka.admin import Admin
 from stateside.journal.backends.kafka.topic import partition_of
 from stateside.journal.columns import encode
@@ -62,6 +62,15 @@ def test_an_append_of_many_entities_is_stored_in_their_partitions_and_its_receip
                 assert {partition_of(name, 3) for name in found} == {int(partition)}
                 assert offsets[0] == 0
         assert sequences(journal) == {**{name: [1, 2] for name in mixed}, names[2][0]: [1]}
+
+
+def test_a_writer_that_expects_another_topic_is_refused_and_fences_nobody(broker: Broker, tmp_path: Path) -> None:
+    journal = KafkaJournal(new_topic(broker), tmp_path)
+    with journal.writer(known=journal.id()) as writer:
+        for absent in (journal, KafkaJournal(Topic(broker.address, "none"), tmp_path)):
+            with pytest.raises(JournalAway, match="not another"):
+                absent.writer(known="another")
+        writer.append([event("a")])
 
 
 def test_of_an_append_over_several_partitions_all_is_stored_or_nothing(broker: Broker, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class MemoryJournal(Journal):
         return "memory"
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None) -> MemoryWriter:
+        self._check_known(known)
         self._id = self._id or str(uuid4())
         return MemoryWriter(self, clock or SystemClock())
 

@@ -85,6 +85,7 @@ class KafkaJournal(Journal):
             )
         if self._shared:
             return PlacedWriter(self._folder, self.topic, clock=clock, known=known)
+        self._check_known(known)  # before the writer becomes the owner
         return KafkaWriter(self.topic, self._folder, clock=clock)
 
     def id(self) -> str | None:

@@ -91,6 +91,7 @@ class MergedJournal(Journal):
                 next_step="Nothing was stored. Append as one of them, at the node that has the entity (docs/nodes.md): "
                 "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
             )
+        self._check_known(known)
         return NodeWriter(self._folder, self._node, take_over=take_over, clock=clock)
 
     def acknowledged(self) -> Position:
