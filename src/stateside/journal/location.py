@@ -14,14 +14,14 @@ from pathlib import Path
 
 from stateside.core.errors import SettingInvalid
 from stateside.journal.backends.files.file_journal import FileJournal
-from stateside.journal.backends.files.file_writer import NODES
+from stateside.journal.backends.files.file_writer import has_nodes
 from stateside.journal.backends.files.segment import segment_offsets
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import placed
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 from stateside.journal.backends.nodes.node_journal import MergedJournal
-from stateside.journal.backends.nodes.partition import MERGED
 from stateside.journal.contract import Journal
+from stateside.journal.topic_note import NAME
 from stateside.journal.upcasters import Upcasters
 
 
@@ -55,12 +55,14 @@ def open_journal(
 
 
 def is_merged(folder: Path) -> bool:
-    """Whether nodes write the journal of this folder; SettingInvalid if the folder has its own log as well."""
-    merged = (folder / MERGED).is_dir() or (folder / NODES).is_dir()
-    if merged and segment_offsets(folder):
+    """Whether nodes write the journal of this folder; SettingInvalid if the folder has a log or a topic as well."""
+    if not has_nodes(folder):
+        return False
+    own = "log of its own" if segment_offsets(folder) else "topic on Kafka" if (folder / NAME).exists() else None
+    if own is not None:
         raise SettingInvalid(
-            "This folder has a log of its own, and nodes beside it, whose stream does not have that log's events",
+            f"This folder has a {own}, and nodes beside it, whose stream does not have the events there",
             where=str(folder),
             next_step="Keep them in two folders, and name the one that is meant",
         )
-    return merged
+    return True

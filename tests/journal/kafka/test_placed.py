@@ -21,6 +21,7 @@ from stateside.journal.backends.kafka.folder_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
 from stateside.journal.backends.kafka.topic_reader import TopicLog
+from stateside.journal.backends.nodes import NodeWriter
 from stateside.journal.columns import encode
 from stateside.journal.location import open_journal
 from stateside.journal.upcasters import Upcasters
@@ -46,6 +47,21 @@ def test_a_folder_that_has_a_journal_of_its_own_cannot_have_another_one(tmp_path
     with pytest.raises(SettingInvalid, match="has a journal of its own"):
         place(tmp_path, "kafka://localhost:9092/billing")
     assert placed(tmp_path) is None
+
+
+def test_a_folder_of_nodes_has_no_topic_beside_them(tmp_path: Path) -> None:
+    """Neither way, and if somebody writes the note by hand, nobody guesses which one is meant."""
+    with NodeWriter(tmp_path / "nodes", "a"):
+        pass
+    with pytest.raises(SettingInvalid, match="has a journal of its own"):
+        place(tmp_path / "nodes", "kafka://localhost:9092/billing")
+    place(tmp_path / "topic", "kafka://localhost:9092/billing")
+    with pytest.raises(SettingInvalid, match="a topic on Kafka, and this writes to files"):
+        NodeWriter(tmp_path / "topic", "a")
+    assert [path.name for path in (tmp_path / "topic").iterdir()] == [NAME]
+    (tmp_path / "topic" / NAME).rename(tmp_path / "nodes" / NAME)
+    with pytest.raises(SettingInvalid, match="has a topic on Kafka, and nodes beside it"):
+        open_journal(tmp_path / "nodes")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "7", '{"address": "nowhere"}', '{"address": 7}'])

@@ -134,9 +134,14 @@ def recover(directory: Path, newborn: UUID, known: UUID | None = None) -> tuple[
     return journal_id, end
 
 
+def has_nodes(directory: Path) -> bool:
+    """Whether nodes write the journal of this folder."""
+    return any((directory / name).is_dir() for name in _OF_NODES)
+
+
 def _refuse_nodes(directory: Path) -> None:
     """SettingInvalid for a folder with nodes: their stream would not have the events of the folder's own log."""
-    if any((directory / name).is_dir() for name in _OF_NODES):
+    if has_nodes(directory):
         raise SettingInvalid(
             "The events of this folder are written by its nodes",
             where=str(directory),

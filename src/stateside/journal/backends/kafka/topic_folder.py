@@ -15,6 +15,7 @@ from stateside.core.errors import JournalAway, SettingInvalid
 from stateside.core.secrets import plain_secret
 from stateside.core.storage import write_atomically
 from stateside.journal.backends.files import segment
+from stateside.journal.backends.files.file_writer import has_nodes
 from stateside.journal.backends.kafka.topic import Topic, topic_at
 from stateside.journal.topic_note import NAME as NAME
 
@@ -35,7 +36,7 @@ def place(folder: Path, address: str) -> Topic:
 def placeable(folder: Path, address: str) -> Topic:
     """The topic at this address, as the folder's future journal; SettingInvalid as for `place`."""
     topic = topic_at(address)
-    if segment.segment_offsets(folder):
+    if segment.segment_offsets(folder) or has_nodes(folder):
         raise SettingInvalid(
             "This folder has a journal of its own already", where=str(folder), next_step="Use a new folder"
         )

@@ -43,6 +43,7 @@ from stateside.core.errors import JournalLocked, SettingInvalid
 from stateside.core.storage import lock_within, sync_directory, try_lock
 from stateside.journal.backends.files.segment import segment_offsets
 from stateside.journal.backends.nodes.log import Owner, epochs, is_sealed, seal
+from stateside.journal.topic_note import check_none
 
 _NOTE_BYTES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
@@ -66,7 +67,8 @@ def opening(node: Path, wait_s_max: float) -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """SettingInvalid for the folder of a journal with one log for all writers, which cannot have nodes."""
+    """SettingInvalid for the folder of a journal with one log or topic for all writers, which cannot have nodes."""
+    check_none(folder)
     if segment_offsets(folder):
         raise SettingInvalid(
             "This journal has one log, which its writers share by turns",
