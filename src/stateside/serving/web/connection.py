@@ -4,10 +4,10 @@ Received bytes go to the fast path first (`fast_path`), which answers most queri
 bytes are parsed here, and each request is written again for uvicorn from its parsed and checked parts: what was checked
 is what uvicorn reads, one request at a time, the next one when the answer is complete.
 
-Limits: the size of a request's head, the time for the head, the bytes unsent to a slow reader, and the number of
-connections. A connection without a complete head after `HEAD_S_MAX`, however slowly the client sends, is closed; so is
-a connection whose client reads nothing of the answer for `STALLED_S`. One look a second at all connections costs less
-than a timer per request.
+Limits: the size of a request's head and of its trailers, the time for the head, the bytes unsent to a slow reader, and
+the number of connections. A connection without a complete head after `HEAD_S_MAX`, however slowly the client sends, is
+closed; so is a connection whose client reads nothing of the answer for `STALLED_S`. One look a second at all
+connections costs less than a timer per request.
 
 Every request has one answer, in the order of the requests. Malformed input, or a refused head (`head`), is answered
 with a problem document once all earlier requests are answered, and ends the connection: later input is ignored. Input
@@ -117,7 +117,8 @@ class Connection(asyncio.Protocol):
         self._connections: Connections = app_state["connections"]
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Literal["", "head", "body"] = ""  # the part of a request that is incomplete
-        self._url, self._headers, self._head_bytes = b"", list[tuple[bytes, bytes]](), 0
+        self._url, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._head_bytes = 0  # received since the last complete head or part of a body: trailers count too
         self._requests: deque[_Request] = deque()  # the first is being answered
         self._is_paused = False  # nothing is read: too much waits
         self._is_ready = True  # for the fast path: nothing else is under way
@@ -163,8 +164,7 @@ class Connection(asyncio.Protocol):
                 return
         if self._is_over:
             return
-        if self._reading != "body":
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             invalid = RequestInvalid("This is no HTTP/1.1 request", next_step="Ask with an HTTP client")
             self._refuse(error.__context__ if isinstance(error.__context__, StatesideError) else invalid)
         if self._head_bytes > HEAD_BYTES_MAX:
-            what = f"The request's head has more than {HEAD_BYTES_MAX:,} bytes"
+            what = f"The request's head, or its trailers, have more than {HEAD_BYTES_MAX:,} bytes"
             self._refuse(HeadTooLarge(what, next_step="Send less in headers"))
         self._pass_on()
 
@@ -207,12 +207,12 @@ class Connection(asyncio.Protocol):
         self._reading = "body"
 
     def on_body(self, body: bytes) -> None:
-        newest = self._requests[-1]
+        newest, self._head_bytes = self._requests[-1], 0
         newest.parts.append(b"%x\r\n%b\r\n" % (len(body), body) if newest.is_chunked else body)
 
     def on_message_complete(self) -> None:
         newest = self._requests[-1]
-        newest.is_whole, self._reading = True, ""
+        newest.is_whole, self._reading, self._head_bytes = True, "", 0
         if newest.is_chunked:
             newest.parts.append(b"0\r\n\r\n")
 
