@@ -15,16 +15,12 @@ from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.connection import (
-    HEAD_BYTES_MAX,
-    UVICORN,
-    Connection,
-)
+from stateside.serving.web.connection import HEAD_BYTES_MAX, UNSENT_BYTES_MAX, UVICORN, Connection
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
 
-from .conversations import CHUNKED, Received, note
+from .conversations import CHUNKED, Received, get, note
 
 READ_BYTES = 256 * 1024  # the most that uvloop reads at once
 
@@ -125,6 +121,10 @@ class Client:
         self.connection.connection_made(self.wire)
         return self
 
+    def answer_fast(self, answer: bytes) -> None:
+        """Answer each read on the fast path so."""
+        self.connection._fast_answer = lambda data: answer
+
     def send(self, text: str) -> None:
         """Send text, in parts as large as a read; what the server does not read any more is lost."""
         data = text.encode()
@@ -162,5 +162,23 @@ def test_a_long_body_in_chunks_is_not_taken_for_a_head(tmp_path: Path, part: str
             await client.wire.settle()
         client.send("0\r\nX: 1\r\n\r\n")
         assert await client.wire.settle() == (200,)
+
+    run(tmp_path, scene)
+
+
+def test_the_fast_path_waits_for_a_client_that_reads_nothing(tmp_path: Path) -> None:
+    asked, body = 100, "x" * 20_000
+    answer = f"HTTP/1.1 203 Fast\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def scene(client: Client) -> None:
+        client.answer_fast(answer)
+        for _ in range(asked):
+            client.send(get())
+            await asyncio.sleep(0)
+        assert len(client.wire.unsent) <= UNSENT_BYTES_MAX + len(answer)
+        answers = await client.wire.settle()
+        assert (len(answers), set(answers)) == (asked, {200, 203})
+        client.send(get())
+        assert client.wire.take()[asked:] == (203,), "it is fast again once the client reads"
 
     run(tmp_path, scene)

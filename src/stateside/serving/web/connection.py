@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0  # received since the last complete head or part of a body: trailers count too
         self._requests: deque[_Request] = deque()  # the first is being answered
         self._is_paused = False  # nothing is read: too much waits
-        self._is_ready = True  # for the fast path: nothing else is under way
+        self._is_ready = True  # for the fast path: nothing else is under way, and the client reads
         self._is_active = False  # the fast path has answered since the last look: cheaper than the time
         self._is_over = False  # further input is ignored
         self._is_stopping = False
@@ -150,9 +150,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._http.pause_writing()
+        self._is_ready = False
 
     def resume_writing(self) -> None:
         self._http.resume_writing()
+        self._pass_on()
 
     def data_received(self, data: bytes) -> None:
         """Answer on the fast path if possible, else parse the data and pass requests on."""
@@ -271,7 +273,8 @@ class Connection(asyncio.Protocol):
                 break
             self._requests.popleft()
             self._is_over, self._waiting_s = self._is_over or first.is_last, time.monotonic()
-        self._is_ready = not (self._requests or self._reading or self._is_over or self._is_stopping)
+        is_busy = self._requests or self._reading or self._http.flow.write_paused
+        self._is_ready = not (is_busy or self._is_over or self._is_stopping)
         waiting_bytes = sum(len(part) for request in self._requests for part in request.parts)
         if self._is_paused != (waiting_bytes > WAITING_BYTES_MAX):
             self._is_paused = not self._is_paused
