@@ -15,7 +15,13 @@ from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
-from stateside.serving.web.connection import HEAD_BYTES_MAX, UNSENT_BYTES_MAX, UVICORN, Connection
+from stateside.serving.web.connection import (
+    HEAD_BYTES_MAX,
+    UNSENT_BYTES_MAX,
+    UVICORN,
+    WAITING_BYTES_MAX,
+    Connection,
+)
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
@@ -108,7 +114,7 @@ class Client:
     """A client connected to an application in this event loop."""
 
     def __init__(self, folder: Path) -> None:
-        layout, self.rooms = Layout(folder), Rooms()
+        layout, self.rooms, self.read_bytes = Layout(folder), Rooms(), 0
         self.app = Application(ViewReaders(layout), self.rooms.routes(), guard=Guard.of(layout))
         self.wire = Wire()
         config = Config(self.app, **{**UVICORN, "loop": "asyncio"})
@@ -130,7 +136,8 @@ class Client:
         data = text.encode()
         for at in range(0, len(data), READ_BYTES):
             if self.wire.reads:
-                self.connection.data_received(data[at : at + READ_BYTES])
+                self.connection.data_received(part := data[at : at + READ_BYTES])
+                self.read_bytes += len(part)
 
 
 def run(folder: Path, scene: Callable[[Client], Awaitable[None]]) -> None:
@@ -180,5 +187,60 @@ def test_the_fast_path_waits_for_a_client_that_reads_nothing(tmp_path: Path) -> 
         assert (len(answers), set(answers)) == (asked, {200, 203})
         client.send(get())
         assert client.wire.take()[asked:] == (203,), "it is fast again once the client reads"
+
+    run(tmp_path, scene)
+
+
+def test_a_body_that_nobody_reads_is_not_read_from_the_client_either(tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        client.send(get() + get("Content-Length: 9999999\r\n", "/v1/wait") + "x" * 200_000)
+        assert await client.wire.settle() == (200,)
+        client.send("x" * 5_000_000)
+        assert client.read_bytes < READ_BYTES
+        client.rooms.go.set()
+        assert await client.wire.settle() == (200, 200)
+        assert client.wire.reads, "to drop the rest of the body"
+
+    run(tmp_path, scene)
+
+
+def test_requests_after_a_body_are_not_read_while_too_many_wait(tmp_path: Path) -> None:
+    body, later = "x" * 100_000, 3_000
+
+    async def scene(client: Client) -> None:
+        client.send(note(f"Content-Length: {len(body)}\r\n", body) + get() * later)
+        await client.wire.settle()
+        before = client.read_bytes
+        for _ in range(20):
+            client.send(get() * later)
+            await client.wire.settle()
+        assert client.read_bytes == before
+        client.rooms.go.set()
+        assert await client.wire.settle() == (200,) * (1 + later)
+        assert client.wire.reads
+
+    run(tmp_path, scene)
+
+
+def test_the_bytes_that_wait_are_counted_once_not_at_each_answer(tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        client.send(get(path="/v1/wait") + get() * 2_000 + note(CHUNKED, "1\r\nx\r\n0\r\n\r\n"))
+        await client.wire.settle()
+        assert client.connection._waiting_bytes > WAITING_BYTES_MAX
+        client.rooms.go.set()
+        assert await client.wire.settle() == (200,) * 2_002
+        assert (client.connection._waiting_bytes, client.wire.reads) == (0, True)
+
+    run(tmp_path, scene)
+
+
+def test_nothing_waits_after_a_refusal(tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        client.send(get(path="/v1/wait") + note(CHUNKED, f"11170\r\n{'x' * 70_000}oops\r\n"))
+        await client.wire.settle()
+        assert client.connection._waiting_bytes == 0
+        client.rooms.go.set()
+        assert await client.wire.settle() == (200, 400)
+        assert (client.connection._waiting_bytes, client.wire.reads) == (0, True)
 
     run(tmp_path, scene)

@@ -30,13 +30,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import httptools
 import orjson
 import uvloop
 from starlette.types import Message, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -120,7 +121,8 @@ class Connection(asyncio.Protocol):
         self._url, self._headers = b"", list[tuple[bytes, bytes]]()
         self._head_bytes = 0  # received since the last complete head or part of a body: trailers count too
         self._requests: deque[_Request] = deque()  # the first is being answered
-        self._is_paused = False  # nothing is read: too much waits
+        self._waiting_bytes = 0  # of all parts of the requests
+        self._is_paused = False  # nothing is read: too much waits, here or in uvicorn
         self._is_ready = True  # for the fast path: nothing else is under way, and the client reads
         self._is_active = False  # the fast path has answered since the last look: cheaper than the time
         self._is_over = False  # further input is ignored
@@ -132,6 +134,7 @@ class Connection(asyncio.Protocol):
         """Accept the client; beyond the limit of connections, refuse with a problem."""
         self._transport, self._write = transport, transport.write
         self._http.connection_made(transport)
+        self._http.flow = FlowControl(cast(asyncio.Transport, self))  # for pause_reading and resume_reading
         self._of_server.discard(self._http)
         self._of_server.add(self)
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._connections.closed(self)
         self._of_server.discard(self)
         self._is_over = True
-        self._requests.clear()
+        self._clear()
         self._http.connection_lost(None)
 
     def pause_writing(self) -> None:
@@ -155,6 +158,15 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._http.resume_writing()
         self._pass_on()
+
+    def _adjust_reading(self) -> None:
+        """Read unless too much waits, here or in uvicorn: only this method stops and starts the transport."""
+        is_paused = self._waiting_bytes > WAITING_BYTES_MAX or self._http.flow.read_paused
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
+
+    pause_reading = resume_reading = _adjust_reading  # called by uvicorn when it has changed `read_paused`
 
     def data_received(self, data: bytes) -> None:
         """Answer on the fast path if possible, else parse the data and pass requests on."""
@@ -205,18 +217,23 @@ class Connection(asyncio.Protocol):
         lines += [b"%b: %b" % header for header in found.items()]
         waits = found.get(b"expect", b"").lower() == b"100-continue"
         is_last = waits or upgrade or version == "1.0" or not self._parser.should_keep_alive()
-        self._requests.append(_Request([b"\r\n".join([*lines, b"", b""])], b"transfer-encoding" in found, is_last))
+        self._requests.append(_Request(is_chunked=b"transfer-encoding" in found, is_last=is_last))
+        self._add(b"\r\n".join([*lines, b"", b""]))
         self._reading = "body"
 
     def on_body(self, body: bytes) -> None:
-        newest, self._head_bytes = self._requests[-1], 0
-        newest.parts.append(b"%x\r\n%b\r\n" % (len(body), body) if newest.is_chunked else body)
+        self._head_bytes = 0
+        self._add(b"%x\r\n%b\r\n" % (len(body), body) if self._requests[-1].is_chunked else body)
 
     def on_message_complete(self) -> None:
         newest = self._requests[-1]
         newest.is_whole, self._reading, self._head_bytes = True, "", 0
         if newest.is_chunked:
-            newest.parts.append(b"0\r\n\r\n")
+            self._add(b"0\r\n\r\n")
+
+    def _add(self, part: bytes) -> None:
+        self._requests[-1].parts.append(part)
+        self._waiting_bytes += len(part)
 
     def answer_sent(self, *, more: bool) -> None:
         """A part of the first request's answer was sent."""
@@ -259,12 +276,14 @@ class Connection(asyncio.Protocol):
         while self._requests:
             first = self._requests[0]
             if first.problem is not None:
-                self._requests.clear()
+                self._clear()
                 self._give_up(first.problem)
                 break
             if first.parts:
-                self._http.data_received(b"".join(first.parts))
+                data = b"".join(first.parts)
                 first.parts.clear()
+                self._waiting_bytes -= len(data)
+                self._http.data_received(data)
                 if not first.is_answered:
                     self._waiting_s = None
                     if first.is_last or self._is_stopping:
@@ -275,10 +294,11 @@ class Connection(asyncio.Protocol):
             self._is_over, self._waiting_s = self._is_over or first.is_last, time.monotonic()
         is_busy = self._requests or self._reading or self._http.flow.write_paused
         self._is_ready = not (is_busy or self._is_over or self._is_stopping)
-        waiting_bytes = sum(len(part) for request in self._requests for part in request.parts)
-        if self._is_paused != (waiting_bytes > WAITING_BYTES_MAX):
-            self._is_paused = not self._is_paused
-            (self._transport.pause_reading if self._is_paused else self._transport.resume_reading)()
+        self._adjust_reading()
+
+    def _clear(self) -> None:
+        self._requests.clear()
+        self._waiting_bytes = 0
 
     def _refuse(self, problem: StatesideError) -> None:
         """Answer the last input, if unanswered, with a problem, in its turn, and ignore further input."""
@@ -288,6 +308,7 @@ class Connection(asyncio.Protocol):
         if not self._reading and self._requests and self._requests[-1].is_last:
             return
         broken = self._requests.pop() if self._reading == "body" else None
+        self._waiting_bytes -= 0 if broken is None else sum(map(len, broken.parts))
         if broken is not None and not self._requests:  # uvicorn has its head
             if broken.is_started:
                 self._transport.close()
