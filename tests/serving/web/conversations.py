@@ -156,6 +156,8 @@ LONG_HEAD = get(f"X: {'x' * 400_000}\r\n")
 ORDERS = [
     Conversation("a head that is too long", LONG_HEAD + CANARY, (431,), closes=True),
     Conversation("one after a good one", get(path="/v1/slow") + LONG_HEAD + CANARY, (200, 431), closes=True),
+    Conversation("a head too long, in one read", get(f"X: {'x' * 70_000}\r\n") + CANARY, (431,), closes=True),
+    Conversation("an address too long", get(path=f"/v1/{'x' * 70_000}") + CANARY, (431,), closes=True),
     Conversation("two at once", get() + get(), (200, 200)),
     Conversation("a bad one after a good one", get(path="/v1/slow") + get(host="") + CANARY, (200, 400), closes=True),
     Conversation("no HTTP after a good one", get(path="/v1/slow") + "hello\r\n\r\n" + CANARY, (200, 400), closes=True),

@@ -17,7 +17,7 @@ from stateside.replica.checksums import Checksums
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.limits import RateLimits
 from stateside.serving.access.tokens import Issuer
-from stateside.serving.fast_path.answer import Peer
+from stateside.serving.fast_path.answer import LINES_BYTES_MAX, Peer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import Connections, Loop
@@ -200,6 +200,16 @@ def test_a_request_that_comes_in_pieces_or_with_another_behind_it_takes_the_full
         connection.sendall(request)
         assert b'"total":104' in received(connection)
         assert asked.fast == 1
+
+
+def test_a_long_head_takes_the_full_path_and_is_not_kept(asked: Asked) -> None:
+    peer = Peer("127.0.0.1")
+    assert peer.head(b"host: localhost\r\nuser-agent: x\r\n\r\n") is not None
+    assert peer.head(b"host: localhost\r\nuser-agent: %b\r\n\r\n" % (b"x" * LINES_BYTES_MAX)) is None
+    assert len(peer._lines) < 100
+    assert status(asked.get(headers=f"user-agent: {'x' * 30_000}\r\n")) == 200
+    assert status(asked.get(headers=f"user-agent: {'x' * 70_000}\r\n")) == 431
+    assert asked.fast == 0
 
 
 def test_the_age_grows_and_the_tag_stays(asked: Asked) -> None:

@@ -56,6 +56,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 )
 _TAKEN: Final = frozenset({b"authorization", b"connection", b"content-length", b"host", b"traceparent"})
 _DIGITS_MAX: Final = 9
+LINES_BYTES_MAX: Final = 8 * 1024  # of the header lines that an idle connection keeps
 END: Final = b"\r\n\r\n"
 
 
@@ -99,8 +100,10 @@ class Peer:
         self._head: Head | None = None
 
     def head(self, lines: bytes) -> Head | None:
-        """Parses header lines; repeated lines, the usual case, are not parsed again."""
+        """Parses header lines; repeated lines, the usual case, are not parsed again; None also if too long to keep."""
         if lines != self._lines:
+            if len(lines) > LINES_BYTES_MAX:
+                return None
             self._lines, self._head = lines, Head.parse(lines)
         return self._head
 

@@ -187,8 +187,7 @@ class Connection(asyncio.Protocol):
             invalid = RequestInvalid("This is no HTTP/1.1 request", next_step="Ask with an HTTP client")
             self._refuse(error.__context__ if isinstance(error.__context__, StatesideError) else invalid)
         if self._head_bytes > HEAD_BYTES_MAX:
-            what = f"The request's head, or its trailers, have more than {HEAD_BYTES_MAX:,} bytes"
-            self._refuse(HeadTooLarge(what, next_step="Send less in headers"))
+            self._refuse(_too_large())
         self._pass_on()
 
     def on_message_begin(self) -> None:
@@ -215,10 +214,13 @@ class Connection(asyncio.Protocol):
             found[name] = b"%b, %b" % (found[name], value) if name in found else value
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), target, version.encode())]
         lines += [b"%b: %b" % header for header in found.items()]
+        written = b"\r\n".join([*lines, b"", b""])
+        if len(written) > HEAD_BYTES_MAX:  # in one read, which may be larger
+            raise _too_large()
         waits = found.get(b"expect", b"").lower() == b"100-continue"
         is_last = waits or upgrade or version == "1.0" or not self._parser.should_keep_alive()
         self._requests.append(_Request(is_chunked=b"transfer-encoding" in found, is_last=is_last))
-        self._add(b"\r\n".join([*lines, b"", b""]))
+        self._add(written)
         self._reading = "body"
 
     def on_body(self, body: bytes) -> None:
@@ -330,6 +332,11 @@ class Connection(asyncio.Protocol):
         headers = [("content-type", PROBLEM), *security_headers(PROBLEM), ("content-length", str(len(body)))]
         lines = [f"HTTP/1.1 {code} {http.HTTPStatus(code).phrase}", *(f"{name}: {text}" for name, text in headers)]
         self._write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
+
+
+def _too_large() -> HeadTooLarge:
+    what = f"The request's head, or its trailers, have more than {HEAD_BYTES_MAX:,} bytes"
+    return HeadTooLarge(what, next_step="Send less in headers")
 
 
 def reported(scope: Scope, send: Send) -> Send:
