@@ -23,11 +23,12 @@ from stateside.serving.web.connection import (
     Connection,
 )
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import Response
+from stateside.serving.web.response import PART_BYTES, Response
 from stateside.serving.web.route import Body, Route
 
 from .conversations import CHUNKED, Received, get, note
 
+LARGE = "x" * 1_000_000
 READ_BYTES = 256 * 1024  # the most that uvloop reads at once
 
 
@@ -90,7 +91,7 @@ class Wire(asyncio.Transport):
 
 
 class Rooms:
-    """Routes: a short answer, an answer that waits for `go`, and a body that is read, then waits for `go`."""
+    """Routes: a short answer, a large one, one that waits for `go`, and one that reads a body and waits for `go`."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -98,12 +99,16 @@ class Rooms:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/hello", self._hello, "", "anyone"),
+            Route("/v1/large", self._large, "", "anyone"),
             Route("/v1/wait", self._wait, "", "anyone"),
             Route("/v1/note", self._wait, "", "anyone", method="POST", body=Body({})),
         ]
 
     async def _hello(self, request: Request) -> Response:
         return Response({"hello": True})
+
+    async def _large(self, request: Request) -> Response:
+        return Response({"large": LARGE})
 
     async def _wait(self, request: Request) -> Response:
         await self.go.wait()
@@ -242,5 +247,18 @@ def test_nothing_waits_after_a_refusal(tmp_path: Path) -> None:
         client.rooms.go.set()
         assert await client.wire.settle() == (200, 400)
         assert (client.connection._waiting_bytes, client.wire.reads) == (0, True)
+
+    run(tmp_path, scene)
+
+
+def test_a_large_answer_is_sent_at_the_client_s_pace(tmp_path: Path) -> None:
+    async def scene(client: Client) -> None:
+        client.send(get(path="/v1/large"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+            assert len(client.wire.unsent) <= UNSENT_BYTES_MAX + PART_BYTES
+        assert client.wire.unsent and client.connection._requests, "the answer is under way"
+        assert await client.wire.settle() == (200,)
+        assert client.wire.taken.data.endswith(LARGE.encode() + b'"}')
 
     run(tmp_path, scene)

@@ -3,9 +3,9 @@
 Documents hold stamps and positions as objects. `as_json` alone turns them into text, for the given principal: so no
 handler shows a scoped token how many events the journal has.
 
-A stream is sent at the client's pace: the next part is pulled only once the client has read nearly all of the earlier
-ones (`connection`). So nothing piles up for a slow reader; the producer of the parts sees the back pressure, and
-decides. A client that reads nothing at all is disconnected (`connections`).
+A stream, or a large document, is sent at the client's pace: the next part only once the client has read nearly all of
+the earlier ones (`connection`). So nothing piles up for a slow reader; the producer of a stream's parts sees the back
+pressure, and decides. A client that reads nothing at all is disconnected (`connection`).
 
 A client that names the ETag of its cached answer gets 304 if nothing changed:
 
@@ -42,6 +42,7 @@ from stateside.serving.web.request import Call
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
 NOT_MODIFIED: Final = 304
+PART_BYTES: Final = 64 * 1024  # of a body, sent at once
 Header = tuple[str, str]
 
 
@@ -143,6 +144,17 @@ class _Streaming(StreamingResponse):
                 await close()
 
 
+class _Whole(HttpResponse):
+    """Sends a body in parts: written at once, uvloop's TLS transport would not count the unsent rest."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        size = len(self.body)
+        for at in range(0, max(size, 1), PART_BYTES):
+            end = at + PART_BYTES
+            await send({"type": "http.response.body", "body": self.body[at:end], "more_body": end < size})
+
+
 def as_http(response: Response, call: Call) -> HttpResponse:
     """The response with the common headers, for sending."""
     stamps = response.stamps[0].headers() if len(response.stamps) == 1 else ()
@@ -155,7 +167,7 @@ def as_http(response: Response, call: Call) -> HttpResponse:
     if response.stream is not None:
         return _Streaming(response.stream, response, headers, call)
     body = as_json(response.document, call.visit.positions) if response.file is None else response.file.content
-    return HttpResponse(body, response.status, headers)
+    return _Whole(body, response.status, headers)
 
 
 def validated(response: Response, call: Call, holder: Principal) -> Response:
