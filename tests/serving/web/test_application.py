@@ -1,0 +1,57 @@
+"""The application, asked without a server: dispatch, metrics and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stateside.core.layout import Layout
+from stateside.serving.access.guard import Guard
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.web.application import Application
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import Response
+from stateside.serving.web.route import Route
+
+
+async def _names(request: Request) -> Response:
+    return Response({"parts": request.parts})
+
+
+ROUTES = [Route("/v1/names/{name}/all", _names, "", "anyone"), Route("/v1/paths/{path...}", _names, "", "anyone")]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Application:
+    layout = Layout(tmp_path)
+    return Application(ViewReaders(layout), ROUTES, guard=Guard.of(layout))
+
+
+def ask(app: Application, path: str, method: str = "GET") -> httpx.Response:
+    async def asked() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return await client.request(method, path)
+
+    return asyncio.run(asked())
+
+
+@pytest.mark.parametrize("path", ["/healthz%0A", "/v1/views%0A", "/v1/views/x/rows%0A", "/v1/names/emma/all%0A"])
+def test_a_line_feed_after_a_path_makes_it_another_one(app: Application, path: str) -> None:
+    answer = ask(app, path)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:stateside:problem:route-unknown")
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("/v1/names/a%0A/all", ["a\n"]),
+        ("/v1/names//all", [""]),
+        ("/v1/paths/a/b%0A", ["a", "b\n"]),
+        ("/v1/paths/", [""]),
+    ],
+)
+def test_a_part_of_a_path_may_have_any_character(app: Application, path: str, parts: list[str]) -> None:
+    assert ask(app, path).json() == {"parts": parts}
