@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,15 @@ async def _names(request: Request) -> Response:
     return Response({"parts": request.parts})
 
 
-ROUTES = [Route("/v1/names/{name}/all", _names, "", "anyone"), Route("/v1/paths/{path...}", _names, "", "anyone")]
+async def _large(request: Request) -> Response:
+    return Response({"total": 2**70})  # JSON here ends at 64 bits
+
+
+ROUTES = [
+    Route("/v1/names/{name}/all", _names, "", "anyone"),
+    Route("/v1/paths/{path...}", _names, "", "anyone"),
+    Route("/v1/large", _large, "", "anyone"),
+]
 
 
 @pytest.fixture
@@ -36,6 +45,15 @@ def ask(app: Application, path: str, method: str = "GET") -> httpx.Response:
             return await client.request(method, path)
 
     return asyncio.run(asked())
+
+
+def counted(app: Application) -> set[tuple[str, ...]]:
+    """The route, method and status of each series of answers."""
+    lines = re.findall(r"^stateside_answers_total\{(.*)\}", ask(app, "/metrics").text, re.MULTILINE)
+    return {
+        tuple(dict(re.findall(r'(\w+)="(.*?)"', line))[name] for name in ("route", "method", "status"))
+        for line in lines
+    }
 
 
 @pytest.mark.parametrize("path", ["/healthz%0A", "/v1/views%0A", "/v1/views/x/rows%0A", "/v1/names/emma/all%0A"])
@@ -55,3 +73,13 @@ def test_a_line_feed_after_a_path_makes_it_another_one(app: Application, path: s
 )
 def test_a_part_of_a_path_may_have_any_character(app: Application, path: str, parts: list[str]) -> None:
     assert ask(app, path).json() == {"parts": parts}
+
+
+def test_an_answer_that_is_no_json_is_a_problem_in_the_log_and_in_the_metrics(
+    app: Application, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = ask(app, "/v1/large")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert "the server's log has the cause" in answer.text
+    assert "GET /v1/large failed" in caplog.text
+    assert ("/v1/large", "GET", "500") in counted(app)

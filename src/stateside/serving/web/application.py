@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import Response as HttpResponse
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
@@ -85,22 +86,22 @@ class Application:
         with call.visit:
             logs.current.set(call.trace)  # each request has its own task
             response = await self._respond(call, routes)
-            await as_http(response, call)(call.scope, call.receive, send)
-        self._metrics.answered(call.visit.route, call.method, response.status, time.perf_counter() - began_s)
+            await response(call.scope, call.receive, send)
+        self._metrics.answered(call.visit.route, call.method, response.status_code, time.perf_counter() - began_s)
 
-    async def _respond(self, call: Call, routes: Mapping[str, Route]) -> Response:
+    async def _respond(self, call: Call, routes: Mapping[str, Route]) -> HttpResponse:
         try:
             with explained():
-                return await self._handle(call, routes)
+                return as_http(await self._handle(call, routes), call)
         except Misdirected as error:
             error.location = await self._location(error)
-            return _problem(error)
+            return _problem(error, call)
         except StatesideError as error:
             call.visit.refused(error)
-            return _problem(error)
+            return _problem(error, call)
         except Exception:
             log.exception("%s %s failed", call.method, call.path)
-            return _problem(StatesideError("This request failed; the server's log has the cause"))
+            return _problem(StatesideError("This request failed; the server's log has the cause"), call)
 
     async def _location(self, error: Misdirected) -> dict[str, Any] | None:
         """The servers that hold the keys asked for."""
@@ -168,8 +169,8 @@ def _admitted(call: Call, routes: Mapping[str, Route]) -> tuple[Route, Principal
     raise error
 
 
-def _problem(error: StatesideError) -> Response:
-    return Response(error.problem(), status=error.status, headers=_headers(error))
+def _problem(error: StatesideError, call: Call) -> HttpResponse:
+    return as_http(Response(error.problem(), status=error.status, headers=_headers(error)), call)
 
 
 def _headers(error: StatesideError) -> list[tuple[str, str]]:
