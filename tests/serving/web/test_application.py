@@ -11,6 +11,7 @@ import pytest
 
 from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
+from stateside.serving.access.tokens import Issuer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.request import Request
@@ -39,17 +40,19 @@ def app(tmp_path: Path) -> Application:
     return Application(ViewReaders(layout), ROUTES, guard=Guard.of(layout))
 
 
-def ask(app: Application, path: str, method: str = "GET") -> httpx.Response:
+def ask(app: Application, path: str, method: str = "GET", token: str | None = None) -> httpx.Response:
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
     async def asked() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            return await client.request(method, path)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(asked())
 
 
-def counted(app: Application) -> set[tuple[str, ...]]:
+def counted(app: Application, token: str | None = None) -> set[tuple[str, ...]]:
     """The route, method and status of each series of answers."""
-    lines = re.findall(r"^stateside_answers_total\{(.*)\}", ask(app, "/metrics").text, re.MULTILINE)
+    lines = re.findall(r"^stateside_answers_total\{(.*)\}", ask(app, "/metrics", token=token).text, re.MULTILINE)
     return {
         tuple(dict(re.findall(r'(\w+)="(.*?)"', line))[name] for name in ("route", "method", "status"))
         for line in lines
@@ -83,3 +86,20 @@ def test_an_answer_that_is_no_json_is_a_problem_in_the_log_and_in_the_metrics(
     assert "the server's log has the cause" in answer.text
     assert "GET /v1/large failed" in caplog.text
     assert ("/v1/large", "GET", "500") in counted(app)
+
+
+def test_a_refusal_counts_for_its_route(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    token = Issuer(layout).create("reader", roles=["read"])[0]
+    operator = Issuer(layout).create_operator("operator")
+    app = Application(ViewReaders(layout), ROUTES, guard=Guard.of(layout))
+    ask(app, "/v1/views")
+    ask(app, "/metrics", token=token)
+    ask(app, "/v1/views", "DELETE", token=token)
+    ask(app, "/v1/nothing")
+    assert counted(app, operator) == {
+        ("/v1/views", "GET", "401"),
+        ("/metrics", "GET", "403"),
+        ("/v1/views", "DELETE", "405"),
+        ("none", "GET", "401"),
+    }

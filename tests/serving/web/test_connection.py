@@ -43,6 +43,7 @@ class Rooms:
             Route("/v1/note", self._hello, "", "anyone", method="POST", body=body),
             Route("/v1/locked", self._hello, "", "append", method="POST", body=body),
             Route("/v1/stream", self._stream, "", "anyone"),
+            Route("/v1/cookies", self._cookies, "", "anyone"),
             Route("/v1/canary/{name}", self._canary, "", "anyone"),
         ]
 
@@ -57,6 +58,9 @@ class Rooms:
         """An answer that takes long enough for what a client sends next."""
         await asyncio.sleep(0.05)
         return Response({"slow": True})
+
+    async def _cookies(self, request: Request) -> Response:
+        return Response({"cookies": request.headers["cookie"], "others": request.headers["x-other"]})
 
     async def _canary(self, request: Request) -> Response:
         self.canaries.add(request.parts[0])
@@ -137,3 +141,8 @@ def test_a_stream_ends_when_its_client_leaves_although_the_client_has_asked_agai
         connection.sendall(get(path="/v1/stream").encode() + get().encode())
         assert connection.recv(1_000)
     assert rooms.left.wait(30)
+
+
+def test_cookies_on_several_lines_are_one_list_of_cookies(running: Running) -> None:
+    lines = "Cookie: a=1\r\nX-Other: 1\r\ncookie: b=2; c=3\r\nX-Other: 2\r\n"
+    assert running.ask(get(lines, "/v1/cookies")).endswith(b'{"cookies":"a=1; b=2; c=3","others":"1, 2"}')

@@ -117,7 +117,7 @@ class Application:
                 next_step="Ask for many keys with POST …/lookup, whose body has room for them",
             )
         route, holder = _admitted(call, routes)
-        call.visit.route, call.visit.positions = route.pattern, (positions := self.guard.positions(holder))
+        call.visit.positions = positions = self.guard.positions(holder)
         query = call.query_params
         route.check_parameters(query)
         parameters = {name: value for name, value in query.items() if name not in ("key", "where")}
@@ -158,6 +158,7 @@ def _admitted(call: Call, routes: Mapping[str, Route]) -> tuple[Route, Principal
         raise RouteUnknown(f"There is nothing at {shown!r}", next_step="GET /v1/views lists what is served")
     method = "GET" if call.method == "HEAD" else call.method
     route = routes.get(method) or next(iter(routes.values()))
+    call.visit.route = route.pattern  # of refusals too
     holder = call.visit.enter(needs_token=route.reach != "anyone")
     route.check(holder, call.parts)
     if route.method == method:

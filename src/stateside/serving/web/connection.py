@@ -210,8 +210,9 @@ class Connection(asyncio.Protocol):
         version, upgrade = self._parser.get_http_version(), self._parser.should_upgrade()
         target = head.check(version, self._url, self._headers, upgrade=upgrade)
         found: dict[bytes, bytes] = {}
-        for name, value in self._headers:  # repeated ones are joined by commas, as HTTP defines
-            found[name] = b"%b, %b" % (found[name], value) if name in found else value
+        for name, value in self._headers:  # repeated ones are joined, as HTTP defines
+            joint = b"; " if name == b"cookie" else b", "
+            found[name] = found[name] + joint + value if name in found else value
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), target, version.encode())]
         lines += [b"%b: %b" % header for header in found.items()]
         written = b"\r\n".join([*lines, b"", b""])
