@@ -11,6 +11,7 @@ import pytest
 
 from stateside.core.layout import Layout
 from stateside.serving.access.guard import Guard
+from stateside.serving.access.position_codec import PLAIN
 from stateside.serving.access.tokens import Issuer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
@@ -27,7 +28,17 @@ async def _large(request: Request) -> Response:
     return Response({"total": 2**70})  # JSON here ends at 64 bits
 
 
+async def _header(request: Request) -> Response:
+    return Response({"host": [request.headers["Host"], request.headers["host"]]})
+
+
+async def _missing(request: Request) -> Response:
+    raise ModuleNotFoundError("No module named 'fpdf'", name="fpdf")
+
+
 ROUTES = [
+    Route("/v1/missing", _missing, "", "anyone"),
+    Route("/v1/header", _header, "", "anyone"),
     Route("/v1/names/{name}/all", _names, "", "anyone"),
     Route("/v1/paths/{path...}", _names, "", "anyone"),
     Route("/v1/large", _large, "", "anyone"),
@@ -103,3 +114,18 @@ def test_a_refusal_counts_for_its_route(tmp_path: Path) -> None:
         ("/v1/views", "DELETE", "405"),
         ("none", "GET", "401"),
     }
+
+
+def test_a_handler_finds_a_header_in_any_case(app: Application) -> None:
+    assert ask(app, "/v1/header").json() == {"host": ["localhost", "localhost"]}
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(app: Application) -> None:
+    answer = ask(app, "/v1/missing")
+    assert answer.status_code == 503
+    assert "pip install 'stateside[" in answer.json()["next_step"]
+
+
+def test_only_an_opaque_codec_copies_a_response() -> None:
+    response = Response({})
+    assert response.shown(PLAIN) is response

@@ -15,12 +15,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from stateside.core.errors import MethodInvalid, Misdirected, RequestInvalid, RouteUnknown, StatesideError, TokenInvalid
-from stateside.core.extras import explained
+from stateside.core.extras import package_missing
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
@@ -91,15 +92,17 @@ class Application:
 
     async def _respond(self, call: Call, routes: Mapping[str, Route]) -> HttpResponse:
         try:
-            with explained():
-                return as_http(await self._handle(call, routes), call)
+            return as_http(await self._handle(call, routes), call)
         except Misdirected as error:
             error.location = await self._location(error)
             return _problem(error, call)
         except StatesideError as error:
             call.visit.refused(error)
             return _problem(error, call)
-        except Exception:
+        except Exception as error:
+            missing = package_missing(error) if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None:
+                return _problem(missing, call)
             log.exception("%s %s failed", call.method, call.path)
             return _problem(StatesideError("This request failed; the server's log has the cause"), call)
 
@@ -129,7 +132,7 @@ class Application:
             parameters,
             self._views,
             holder,
-            call.headers,
+            Headers(scope=call.scope),
             body,
             call.left,
             wheres,

@@ -86,6 +86,8 @@ class Response:
 
     def shown(self, positions: PositionCodec) -> Response:
         """The response with its stamps encoded for the principal."""
+        if not (self.stamps and positions.opaque):
+            return self
         return replace(self, stamps=[positions.stamp(stamp) for stamp in self.stamps])
 
 
