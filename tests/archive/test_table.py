@@ -254,7 +254,7 @@ def test_a_crash_after_the_log_entry_repeats_the_batch_without_effect(
 def test_a_crash_between_the_table_and_its_mark_makes_no_second_table(
     tmp_path: Path, crash: Callable[[str], None]
 ) -> None:
-    crash("table.write_atomically = crash; open_table()")
+    crash("type(table.MARK).write = crash; open_table()")
     made = DeltaTable(tmp_path / "table").metadata().id
     assert not (tmp_path / "mark.json").exists()
     archive = opened(tmp_path)

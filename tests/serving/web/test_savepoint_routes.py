@@ -52,7 +52,7 @@ def test_only_operators_take_one(bills: Layout) -> None:
 
 
 def test_of_another_job_none_is_taken(bills: Layout, tmp_path: Path) -> None:
-    bills.pointer.write_text(f'{{"checkpoint": "{tmp_path / "theirs"}"}}')
+    bills.pointer.write_text(f'{{"version": 1, "checkpoint": "{tmp_path / "theirs"}"}}')
     answer = asked(bills, "POST")
     assert b"400" in answer[:20]
     assert b"Savepoints are of our own jobs" in answer
