@@ -92,7 +92,7 @@ class JsonFile(Generic[T]):
         """The value in a file's content; `where` is for the error, of the class `damage`."""
         try:
             document = json.loads(content)
-            version = document.pop("version") if self.versions else None
+            version = document.pop("version", None) if self.versions else None
             if not self.versions or version in self.versions:
                 return self.parse(document)
         except _DAMAGE as error:
