@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import stateside
-from stateside.core.errors import SettingInvalid, ViewInvalid
+from stateside.core.errors import SettingInvalid, ViewChanged, ViewInvalid
 from stateside.core.layout import Layout
-from stateside.pipeline.declaration import check_before_spark
-from stateside.pipeline.foreground import LinesForPeople, _no_empty_folder, run_application
+from stateside.journal import open_journal
+from stateside.pipeline import comparison
+from stateside.pipeline.foreground import LinesForPeople, _no_empty_folder, check_before_spark, run_application
 from stateside.pipeline.settings import RunSettings
 
 FIELDS = "country string, amount_micros long"
@@ -55,7 +56,7 @@ def test_another_key_is_refused(shop: Layout) -> None:
 
 def test_another_source_is_refused_unless_the_change_is_accepted(shop: Layout) -> None:
     other = app(source=stateside.sources.journal(types=["order"]))
-    with pytest.raises(ViewInvalid, match=r"before: .*now: .*order.*--accept-changes"):
+    with pytest.raises(ViewInvalid, match=r"(?s)before: .*now: .*order.*--accept-changes"):
         check_before_spark(other, shop, settings())
     check_before_spark(other, shop, settings(accept_changes=True))
 
@@ -65,6 +66,47 @@ def test_a_reaction_in_a_view_s_place_is_refused(shop: Layout) -> None:
     other.reaction(sink=stateside.sinks.journal())(spending)
     with pytest.raises(ViewInvalid, match="it was a view and is a reaction now"):
         check_before_spark(other, shop, settings())
+
+
+def test_the_table_has_the_reason_the_cost_and_the_command(shop: Layout) -> None:
+    other = app(key=["customer"], rollups=[])
+    other.target = "shop:app"
+    (found,) = [each for each in comparison.compare(other, shop) if each.view == "spending"]
+    assert (found.verdict, found.events) == ("needs a backfill", open_journal(shop.journal).end().events())
+    assert found.bytes and found.bytes > 1_000
+    with pytest.raises(ViewChanged) as refused:
+        check_before_spark(other, shop, settings())
+    assert comparison.table([found]) in str(refused.value)
+    assert f"stateside apply shop:app --dir {shop.root}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "obstacle"),
+    [
+        ({"source": stateside.sources.stream(lambda session: spending(session))}, "cannot be read again"),
+        ({"sink": stateside.sinks.journal()}, "would get all rows a second time"),
+        ({"sink": stateside.sinks.delta("orders")}, "would get all rows a second time"),
+    ],
+)
+def test_a_view_that_cannot_be_folded_again_must_be_new(shop: Layout, changed: dict[str, Any], obstacle: str) -> None:
+    found = comparison.compare(app(key=["customer"], rollups=[], **changed), shop)[0]
+    assert found.verdict == "must be new" and obstacle in found.why
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sink": stateside.sinks.delta("orders", key=["customer"])}, {"backfill": "deliver"}, {"archive": "old"}],
+)
+def test_a_sink_that_takes_rows_again_is_no_obstacle(shop: Layout, changed: dict[str, Any]) -> None:
+    delivered = {"sink": stateside.sinks.journal(), **changed} if "archive" not in changed else changed
+    found = comparison.compare(app(key=["customer"], rollups=[], **delivered), shop)[0]
+    assert found.verdict == "needs a backfill"
+
+
+def test_views_of_a_folder_that_never_ran_are_new_and_others_removed(shop: Layout, tmp_path: Path) -> None:
+    assert comparison.compare(app(), Layout(tmp_path / "nothing"))[0].verdict == "new"
+    verdicts = {each.view: each.verdict for each in comparison.compare(app(name="bought"), shop)}
+    assert verdicts == {"bought": "new", "hourly": "removed", "spending": "removed"}
 
 
 def test_other_partitions_than_the_state_has_are_refused(shop: Layout) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from stateside.core.errors import RequestInvalid, SettingInvalid
 
 if TYPE_CHECKING:
     from stateside.journal import Writer
+    from stateside.pipeline.app import App
+    from stateside.pipeline.foreground import Teller
+    from stateside.pipeline.settings import RunSettings
     from stateside.testbed.system import JournalKind
 
 
@@ -70,7 +74,7 @@ def demo(
     sys.exit(0 if report.ok else 1)
 
 
-def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+def setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting in `pipeline.settings`."""
     from stateside.pipeline.settings import flag, table
 
@@ -93,7 +97,7 @@ def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings: this file, not stateside.toml."
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON line on stdout for each batch and change of state.")
-@_setting_flags
+@setting_flags
 def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tuple[str, ...], **flags: Any) -> None:
     """Run an application's views on Spark, until Ctrl-C or SIGTERM.
 
@@ -102,8 +106,6 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
     them. The exit code is 3 if another run would fail in the same way, and something needs to be mended first.
     """
     click.echo(f"Starting Spark for {target} in {folder} …", err=True)
-    from rich.console import Console
-
     from stateside.core.layout import Layout
 
     if Layout(folder).pointed() is not None:
@@ -112,21 +114,41 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
         )
 
     from stateside.pipeline import foreground
+
+    app, settings = loaded(target, config, spark, flags)
+    with telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
+        foreground.run_application(app, folder.absolute(), settings, teller)
+
+
+def loaded(
+    target: str, config: Path | None, spark: tuple[str, ...], flags: Mapping[str, Any]
+) -> tuple[App, RunSettings]:
+    """The application, and its settings with these flags."""
+    from stateside.pipeline import foreground
     from stateside.pipeline.app import load
 
     if not sys.flags.safe_path:
         sys.path.insert(0, "")
     app = load(target)
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = foreground.gather_settings(app, config, given | ({"spark": _pairs(spark)} if spark else {}))
+    return app, foreground.gather_settings(app, config, given | ({"spark": _pairs(spark)} if spark else {}))
+
+
+@contextmanager
+def telling(title: str, as_json: bool) -> Iterator[Teller]:
+    """Where a run reports to: a live table on a terminal, or lines."""
+    from rich.console import Console
+
+    from stateside.pipeline import foreground
+
     console = Console(stderr=True)
     if as_json:
-        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForMachines(sys.stdout))
+        yield foreground.LinesForMachines(sys.stdout)
     elif console.is_terminal:
-        with foreground.LiveTable(console, f"{app.name} in {folder}; Ctrl-C stops it").shown() as live:
-            foreground.run_application(app, folder.absolute(), settings, live)
+        with foreground.LiveTable(console, title).shown() as live:
+            yield live
     else:
-        foreground.run_application(app, folder.absolute(), settings, foreground.LinesForPeople(sys.stderr))
+        yield foreground.LinesForPeople(sys.stderr)
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:

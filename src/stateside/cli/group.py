@@ -26,17 +26,21 @@ _TOKEN = f"Set the environment variable {TOKEN_VARIABLE} to a token of that serv
 
 COMMANDS = {  # the module of each command, loaded when the command is called
     "append": "applications",
+    "apply": "change",
     "audit": "billing",
     "billing": "billing",
     "chaos": "chaos",
+    "check": "change",
     "dead-letters": "applications",
     "demo": "applications",
     "dev": "kafka",
     "doctor": "applications",
+    "drop-generation": "change",
     "get": "query",
     "journal": "journal",
     "locate": "query",
     "new": "applications",
+    "rollback": "change",
     "rollup": "query",
     "run": "applications",
     "savepoint": "savepoints",
@@ -69,7 +73,9 @@ class _Group(click.Group):
         except TokenInvalid as error:
             raise _failure(ctx, TokenInvalid(error.what, where=error.where, next_step=_TOKEN).sentence()) from error
         except StatesideError as error:
-            final = ctx.invoked_subcommand == "run" and isinstance(error, InputError | SetupError | ViewBroken)
+            final = ctx.invoked_subcommand in ("run", "apply") and isinstance(
+                error, InputError | SetupError | ViewBroken
+            )
             raise _failure(ctx, str(error), final=final) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # click ends quietly on a closed pipe

@@ -77,8 +77,15 @@ def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
         if name.endswith(MILLISECONDS):
             shown[name.removesuffix(MILLISECONDS)] = None if value is None else age_text(value)
         else:
-            shown[name] = ", ".join(value) if isinstance(value, list) else value
+            shown[name] = ", ".join(map(_in_a_list, value)) if isinstance(value, list) else value
     return shown
+
+
+def _in_a_list(value: str | Mapping[str, Any]) -> str:
+    """A name, or an object like `generation 1, bytes 4,096`."""
+    return (
+        value if isinstance(value, str) else " ".join(f"{name} {readable(name, part)}" for name, part in value.items())
+    )
 
 
 def show_json(document: Any, *, lines: bool = False) -> None:

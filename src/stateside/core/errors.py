@@ -10,6 +10,7 @@
     │   ├── PositionInvalid         position-invalid        400    a malformed position
     │   ├── PositionAhead           position-ahead          409    a position beyond the end of the journal
     │   ├── ViewInvalid             view-invalid            400    a view impossible to run or serve as declared
+    │   │   └── ViewChanged         view-changed            400    …because its state was built with another declaration
     │   ├── SettingInvalid          setting-invalid         400    a setting unknown or out of range
     │   ├── ViewUnknown             view-unknown            404    no view of the given name is served here
     │   ├── KeyInvalid              key-invalid             400    a key with the wrong number or type of parts
@@ -18,6 +19,7 @@
     │   ├── EventsGone              events-gone             410    events dropped by the journal's retention
     │   ├── EventsNeeded            events-needed           409    dropping events still needed by a reader
     │   ├── HistoryGone             history-gone            410    a batch too old for the replica's history
+    │   │   └── GenerationGone      generation-gone         410    …of a generation of the view that is not kept
     │   ├── PlanInvalid             plan-invalid            400    a price plan unfit for rating
     │   ├── CurrencyUnknown         currency-unknown        400    an unknown currency code
     │   ├── RouteUnknown            route-unknown           404    an address unknown to the server
@@ -209,6 +211,12 @@ class ViewInvalid(InputError):
     code = "view-invalid"
 
 
+class ViewChanged(ViewInvalid):
+    """A view that is not the one its state was built with."""
+
+    code = "view-changed"
+
+
 class SettingInvalid(InputError):
     """A setting, in code, in a file or by a flag, that does not exist or has an impossible value."""
 
@@ -253,6 +261,12 @@ class HistoryGone(InputError):
 
     code = "history-gone"
     status = 410
+
+
+class GenerationGone(HistoryGone):
+    """A request for a generation of a view that is not kept any more: an old cursor, or an old batch."""
+
+    code = "generation-gone"
 
 
 class PlanInvalid(InputError):

@@ -16,9 +16,15 @@ FOLDER/
   keys.json                   the signing keys of tokens; without keys a server asks for no token, on loopback only
   issued.json                 the register of issued and revoked tokens
   refusals.jsonl              the refused requests, with reasons; older ones in refusals.1.jsonl and so on
+  generations.json            which generation of each view is current, being filled, or kept (`ViewPointer`)
+  apply.lock                  held by the one process that fills generations (`pipeline.apply`)
+  handover                    asks the driver to stop after its batch, for the process that applies a change
   pause                       while this file exists no new batch begins: the driver is about to stop
+  pause.next                  the same, for the queries that fill generations
   fields.json                 the payload fields declared by views, for the check of appends (`journal.payload`)
   clock.json                  the progress of billing's clock events
+  views/VIEW/generations/N/   generation N of the view: the same files as its first one has in views/VIEW/ itself, and
+                              tables/NAME/: its archive
   views/VIEW/checkpoint/      Spark's own files, written by Spark alone (except schema paths: `pipeline.view_query`)
   views/VIEW/checkpoint.…/    before-: put aside by a restore, may be deleted; restoring-: a restore under way, or the
                               remains of an interrupted one (`ops.restore`)
@@ -52,11 +58,15 @@ and:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.json_file import JsonFile
+
+_GENERATIONS: Final = "generations"
 
 POINTER: JsonFile[str] = JsonFile(
     "The pointer to the checkpoint",
@@ -72,14 +82,77 @@ DEAD_LETTERS: JsonFile[int] = JsonFile(
 
 
 @dataclass(frozen=True, slots=True)
+class ViewGeneration:
+    """One way in which a view was folded: its number, and its folder below `views`."""
+
+    number: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPointer:
+    """The generations of a view.
+
+    `current` is served; None for a view that is new, and being filled. `next` is being filled, and followed by servers.
+    `kept` ones can be returned to, the newest first. Readers move to the current generation once its replica has
+    everything that they have read, or `at_once` after a rollback, which goes back in time.
+    """
+
+    current: ViewGeneration | None
+    next: ViewGeneration | None = None
+    kept: tuple[ViewGeneration, ...] = ()
+    at_once: bool = False
+
+    def all(self) -> list[ViewGeneration]:
+        return [each for each in (self.current, self.next, *self.kept) if each is not None]
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> ViewPointer:
+        current, next_ = (None if document[name] is None else ViewGeneration(**document[name]) for name in _POINTED)
+        return cls(current, next_, tuple(ViewGeneration(**each) for each in document["kept"]), document["at_once"])
+
+
+_POINTED: Final = ("current", "next")
+Pointers = dict[str, ViewPointer]
+POINTERS: JsonFile[Pointers] = JsonFile(
+    "The file of the views' generations",
+    lambda document: {name: ViewPointer.parse(pointer) for name, pointer in document["views"].items()},
+    lambda pointers: {"views": {name: asdict(pointer) for name, pointer in pointers.items()}},
+    next_step="Restore this file from a copy: without it, the first generation of each view would be served",
+    versions=(1,),
+    indent=2,
+    make_folder=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
 class ViewLayout:
-    """The paths of one view."""
+    """The paths of one generation of a view."""
 
     root: Path
+    called: str = field(default="", compare=False)  # for a view whose name is not its folder's
 
     @property
     def name(self) -> str:
-        return self.root.name
+        """The view's name."""
+        return self.called or (self.root.parents[1].name if self._is_numbered else self.root.name)
+
+    @property
+    def generation(self) -> int:
+        return int(self.root.name) if self._is_numbered else 1
+
+    @property
+    def application(self) -> Path:
+        """The application's folder."""
+        return self.root.parents[3 if self._is_numbered else 1]
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self.root.parent.name == _GENERATIONS and self.root.name.isdigit()
+
+    def table(self, name: str) -> Path:
+        """The archive's table: those of further generations lie in their own folders."""
+        return self.root / "tables" / name if self._is_numbered else Layout(self.application).table(name)
 
     @property
     def checkpoint(self) -> Path:
@@ -88,7 +161,7 @@ class ViewLayout:
     @property
     def checkpoint_location(self) -> str:
         """Where readers find the checkpoint, a path or a URI: elsewhere, if the folder has a pointer."""
-        return Layout(self.root.parent.parent).pointed() or str(self.checkpoint)
+        return Layout(self.application).pointed() or str(self.checkpoint)
 
     @property
     def catalogue(self) -> Path:
@@ -153,9 +226,10 @@ class ViewLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of one application."""
+    """The paths of one application. Views that are `pinned` have this generation, whatever the pointers say."""
 
     root: Path
+    pinned: tuple[ViewLayout, ...] = ()
 
     @property
     def journal(self) -> Path:
@@ -181,7 +255,24 @@ class Layout:
     @property
     def pause(self) -> Path:
         """While this file exists no new batch begins."""
-        return self.root / "pause"
+        return self.root / ("pause.next" if self.pinned else "pause")
+
+    @property
+    def handover(self) -> Path:
+        """Asks the driver to stop after its batch."""
+        return self.root / "handover"
+
+    @property
+    def apply_lock(self) -> Path:
+        return self.root / "apply.lock"
+
+    @property
+    def generations(self) -> Path:
+        return self.root / "generations.json"
+
+    def pointers(self) -> Pointers:
+        """The pointers of views with several generations, or whose folder has another name."""
+        return POINTERS.read(self.generations) or {}
 
     @property
     def clock(self) -> Path:
@@ -214,11 +305,37 @@ class Layout:
         return self.root / "spark"
 
     def view(self, name: str) -> ViewLayout:
-        return ViewLayout(self.root / "views" / name)
+        """The view's current generation."""
+        for pinned in self.pinned:
+            if pinned.name == name:
+                return pinned
+        pointer = self.pointers().get(name)
+        return self.at(name, ViewGeneration(1, name) if pointer is None or pointer.current is None else pointer.current)
+
+    def at(self, name: str, generation: ViewGeneration) -> ViewLayout:
+        """A generation of a view."""
+        return ViewLayout(self.root / "views" / generation.folder, name)
 
     def views(self) -> list[ViewLayout]:
-        """The views with a catalogue, by name."""
-        return [ViewLayout(path.parent) for path in sorted((self.root / "views").glob("*/catalogue.json"))]
+        """The views with a catalogue, by name: the current generation of each."""
+        pointers = self.pointers()
+        folders = {each.folder for pointer in pointers.values() for each in pointer.all()}
+        found = [ViewLayout(path.parent) for path in (self.root / "views").glob("*/catalogue.json")]
+        found = [view for view in found if view.name not in folders]
+        found += [self.at(name, each.current) for name, each in pointers.items() if each.current is not None]
+        return sorted((view for view in found if view.catalogue.exists()), key=lambda view: view.name)
+
+    def filling(self) -> list[ViewLayout]:
+        """The generations that are being filled, as far as they have a catalogue."""
+        found = [self.at(name, each.next) for name, each in self.pointers().items() if each.next is not None]
+        return [view for view in found if view.catalogue.exists()]
+
+    def folders(self) -> list[ViewLayout]:
+        """All generations of all views that have a folder, served or not."""
+        names = {each.folder: name for name, pointer in self.pointers().items() for each in pointer.all()}
+        views = self.root / "views"
+        found = sorted([*views.glob("*/"), *views.glob(f"*/{_GENERATIONS}/*/")])
+        return [ViewLayout(path, names.get(str(path.relative_to(views)), "")) for path in found]
 
     def table(self, name: str) -> Path:
         return self.root / "tables" / name

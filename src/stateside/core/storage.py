@@ -154,6 +154,17 @@ def allocate(path: Path, size: int) -> None:
         os.close(handle)
 
 
+def size_of(folder: Path) -> int:
+    """The bytes of a folder's files; files that Spark removes meanwhile do not count."""
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return size
+
+
 def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | None:
     """Lock a local file; returns its file descriptor, or None if another process holds a conflicting lock.
 
@@ -162,14 +173,27 @@ def try_lock(path: Path, *, shared: bool = False, mode: int = 0o666) -> int | No
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
+        if try_lock_open(handle, shared=shared):
+            return handle
     except BaseException:
         os.close(handle)
         raise
-    return handle
+    os.close(handle)
+    return None
+
+
+def try_lock_open(handle: int, *, shared: bool = False) -> bool:
+    """Lock an open file, for all processes that inherit it or did so before; returns whether it succeeded."""
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock_open(handle: int) -> None:
+    """Release the lock of an open file, although other processes may still have the file open."""
+    fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def lock_within(path: Path, s_max: float, *, shared: bool = False, mode: int = 0o666) -> int | None:

@@ -25,9 +25,10 @@ from stateside.views.savepoint import savepoints
 def known_readers(layout: Layout) -> list[Reader]:
     """All known readers of the journal in this folder."""
     found = readers(JournalFiles.of(layout.journal))
-    for path in sorted((layout.root / "views").glob("*/")):
-        found += _of_view(ViewLayout(path))
-    if layout.clock.exists() or list((layout.root / "views").glob("*/book")):
+    views = layout.folders()
+    for view in views:
+        found += _of_view(view)
+    if layout.clock.exists() or any((view.root / "book").exists() for view in views):
         found.append(Reader("billing, which explains and audits bills from all events,", Position.start()))
     return found
 

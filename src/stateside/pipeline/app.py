@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -48,6 +48,7 @@ _NO_SPARK_YET = (
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
+Backfill = Literal["refuse", "deliver"]  # what a sink without a key does when its view is folded again
 Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
 
 
@@ -71,6 +72,7 @@ class View:
     archive: str | None = None
     rollups: tuple[tuple[str, ...], ...] = ()
     computed: tuple[Computed, ...] = ()
+    backfill: Backfill = "refuse"
 
     def query(self, events: DataFrame, layout: Layout) -> DataFrame:
         """Apply the function to the events, with the layout for a second parameter."""
@@ -92,6 +94,7 @@ class App:
         self.fields = fields
         self.source = source or journal()
         self.settings = dict(settings or {})
+        self.target = ""  # by which `load` found it, for commands in messages
         self.views: dict[str, View] = {}
 
     def view(
@@ -107,12 +110,16 @@ class App:
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
         archive: str | None = None,
+        backfill: Backfill = "refuse",
     ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a view, by default under its own name.
 
         `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
         `closed` rows, once the watermark has passed them and they leave the state, or `changed` rows, batch by batch.
         With an `archive` closed rows go, once, to the Delta table of this name, with the batch that closed them.
+        When a changed view is folded again (docs/change.md), its archive gets a new table, and a sink with a key gets
+        no row twice. A sink without a key would get all rows again: the change is refused, unless `backfill` is
+        "deliver".
 
         Each of the `rollups` has some of the key's columns, in the order that readers ask by: the view's rows are added
         up by these columns, exactly in every snapshot; [] is the total of all rows. Rollups have the counts, sums and
@@ -129,7 +136,8 @@ class App:
         def declare(function: Declared) -> Declared:
             called = name or function.__name__
             coarser, made = declared_rollups(called, key, rollups), declared_computed(called, key, computed)
-            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser, made))
+            kept = (coarser, made, backfill)
+            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, *kept))
             return function
 
         return declare
@@ -142,6 +150,7 @@ class App:
         source: Source | None = None,
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
+        backfill: Backfill = "refuse",
     ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a reaction: its rows go to the sink, and nothing is served.
 
@@ -149,9 +158,9 @@ class App:
         """
 
         def declare(function: Declared) -> Declared:
-            self._add(
-                View(name or function.__name__, function, source=source, sink=sink, rows=rows, guarantee=guarantee)
-            )
+            called = name or function.__name__
+            declared = View(called, function, source=source, sink=sink, rows=rows, guarantee=guarantee)
+            self._add(replace(declared, backfill=backfill))
             return function
 
         return declare
@@ -176,6 +185,7 @@ class App:
         for what, given, choices in (
             ("rows", view.rows, get_args(Rows)),
             ("guarantee", view.guarantee, get_args(Guarantee)),
+            ("backfill", view.backfill, get_args(Backfill)),
         ):
             if given not in choices:
                 raise ViewInvalid(
@@ -214,6 +224,7 @@ def load(target: str) -> App:
         ) from error
     if not isinstance(found, App):
         raise ViewInvalid(f"{target!r} is a {type(found).__name__}, not an App", next_step=advice)
+    found.target = target
     return found
 
 

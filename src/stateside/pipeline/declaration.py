@@ -6,7 +6,8 @@
     plan.txt         the whole plan. If only the plan changed, a filter for example, the state fits, but was folded
                      with the old query; only the user can decide whether that is right (`--accept-changes`).
 
-Code inside a Python function does not appear in a plan, and is not compared.
+Code inside a Python function does not appear in a plan, and is not compared. `comparison` makes a table of all
+differences between an application and its folder.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stateside.core.errors import SettingInvalid, ViewInvalid
+from stateside.core.errors import SettingInvalid, ViewChanged
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import Storage, write_atomically
 from stateside.journal.payload import ViewFields
-from stateside.pipeline.app import App
+from stateside.pipeline.app import App, View
 from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import DataFrameSource, JournalEvents, Source
-from stateside.spark_state.batch_log import Checkpoint, Plan
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn
 
@@ -40,8 +41,6 @@ _LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark numbers the arguments 
 _SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn again each time
 _DIFFERENCES_MAX = 6
 _PARTITIONS = "spark.sql.shuffle.partitions"
-_ACCEPT = "or go on with the state as it is, folded by the old query: --accept-changes"
-_NEW_FOLDER = "Take the change back, or run it on a new --dir with a copy of the journal"
 
 
 def payload_fields(app: App) -> dict[str, ViewFields]:
@@ -87,75 +86,84 @@ def keep(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_c
 
 
 def check(catalogue: Catalogue | None, plan: str, places: ViewLayout, *, accept_changes: bool) -> None:
-    """ViewInvalid, with the difference, for a change on a checkpoint that already has batches."""
-    if Checkpoint(Storage.at(places.checkpoint)).commits():
-        _check_catalogue(catalogue, places)
-        if not accept_changes:
-            _check_plan(plan, places)
+    """ViewChanged, with the difference, for a change on a checkpoint that already has batches."""
+    if has_run(places):
+        found = difference(catalogue, plan, places)
+        if found is not None and not (found.acceptable and accept_changes):
+            raise _changed(places, found)
 
 
-def check_before_spark(app: App, layout: Layout, settings: RunSettings) -> None:
-    """ViewInvalid or SettingInvalid for a change that is visible without a plan: kind, key, source, partitions."""
-    for view in app.views.values():
-        places = layout.view(view.name)
+def has_run(places: ViewLayout) -> bool:
+    return bool(Checkpoint(Storage.at(places.checkpoint)).commits())
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference between a declaration and the stored one; an `acceptable` one leaves the state usable."""
+
+    what: str
+    acceptable: bool = False
+
+
+def difference(catalogue: Catalogue | None, plan: str, places: ViewLayout) -> Difference | None:
+    """The first difference between a planned view and the declaration beside its checkpoint."""
+    what = _different_kind(places, is_view=catalogue is not None) or _different_catalogue(catalogue, places)
+    if what is not None:
+        return Difference(what)
+    what = _different_plan(plan, places)
+    return None if what is None else Difference(what, acceptable=True)
+
+
+def difference_before_spark(app: App, view: View, places: ViewLayout) -> Difference | None:
+    """The same as far as visible without a plan: kind, key, source."""
+    kind = _different_kind(places, is_view=view.key is not None)
+    if kind is not None:
+        return Difference(kind)
+    if view.key is not None and view.state is None:
+        before = [column.name for column in Catalogue.load(places.catalogue).key]
+        if before != list(view.key):
+            return Difference(f"its key was {before} and is {list(view.key)}")
+    now = _source_text(app.source_of(view))
+    stored = places.plan.read_text().splitlines()[-1:] if places.plan.exists() else [now]  # its last line
+    return None if stored == [now] else Difference(f"before: {stored[0]}; now: {now}", acceptable=True)
+
+
+def check_partitions(app: App, layout: Layout, settings: RunSettings) -> None:
+    """SettingInvalid for another number than a state has: Spark would ignore it, and take that of the checkpoint."""
+    for places in map(layout.view, app.views if "partitions" in settings.given else ()):
         checkpoint = Checkpoint(Storage.at(places.checkpoint))
         commits = checkpoint.commits()
-        if not commits:
-            continue
-        _check_kind(places, is_view=view.key is not None)
-        if view.key is not None and view.state is None:
-            before = [column.name for column in Catalogue.load(places.catalogue).key]
-            if before != list(view.key):
-                raise _changed(places, f"its key was {before} and is {list(view.key)}", _NEW_FOLDER)
-        if not settings.accept_changes:
-            _check_source(app.source_of(view), places)
-        _check_partitions(places, checkpoint.plan(commits[-1]), settings)
+        before = checkpoint.plan(commits[-1]).conf.get(_PARTITIONS) if commits else None
+        if before not in (None, str(settings.partitions)):
+            raise SettingInvalid(
+                f"The state of the view {places.name!r} has {before} partitions, "
+                f"and {settings.partitions} are asked for",
+                where=str(places.root),
+                next_step=f"Leave partitions out or set them to {before}: those of a state that exists do not change",
+            )
 
 
-def _check_kind(places: ViewLayout, *, is_view: bool) -> None:
-    if places.catalogue.exists() != is_view:
-        kinds = ("a reaction", "a view") if is_view else ("a view", "a reaction")
-        raise _changed(places, f"it was {kinds[0]} and is {kinds[1]} now", _NEW_FOLDER)
+def _different_kind(places: ViewLayout, *, is_view: bool) -> str | None:
+    kinds = ("a reaction", "a view") if is_view else ("a view", "a reaction")
+    return None if places.catalogue.exists() == is_view else f"it was {kinds[0]} and is {kinds[1]} now"
 
 
-def _check_source(source: Source, places: ViewLayout) -> None:
-    """Compare with the last line of the stored plan, the source."""
-    now = _source_text(source)
-    before = places.plan.read_text().splitlines()[-1:] if places.plan.exists() else [now]
-    if before != [now]:
-        raise _changed(places, f"before: {before[0]}; now: {now}", f"{_NEW_FOLDER}, {_ACCEPT}")
+def _different_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> str | None:
+    if catalogue is None:
+        return None
+    before = replace(Catalogue.load(places.catalogue), view=catalogue.view)  # a renamed view's has the old name
+    if before == replace(catalogue, rollups=before.rollups, computed=before.computed, archive=before.archive):
+        return None
+    return "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
 
 
-def _check_partitions(places: ViewLayout, plan: Plan, settings: RunSettings) -> None:
-    """Spark takes the number of partitions from the checkpoint and ignores the setting."""
-    before = plan.conf.get(_PARTITIONS)
-    if "partitions" in settings.given and before not in (None, str(settings.partitions)):
-        raise SettingInvalid(
-            f"The state of the view {places.name!r} has {before} partitions, and {settings.partitions} are asked for",
-            where=str(places.root),
-            next_step=f"Leave partitions out or set them to {before}: those of a state that exists do not change",
-        )
-
-
-def _check_catalogue(catalogue: Catalogue | None, places: ViewLayout) -> None:
-    before = Catalogue.load(places.catalogue) if places.catalogue.exists() else None
-    if before is None and catalogue is None:
-        return
-    _check_kind(places, is_view=catalogue is not None)
-    assert before is not None and catalogue is not None
-    if before != replace(catalogue, rollups=before.rollups, computed=before.computed, archive=before.archive):
-        difference = "; ".join(_differences(before, catalogue)) or "its state is laid out in another way"
-        raise _changed(places, difference, _NEW_FOLDER)
-
-
-def _check_plan(plan: str, places: ViewLayout) -> None:
+def _different_plan(plan: str, places: ViewLayout) -> str | None:
     before = places.plan.read_text() if places.plan.exists() else plan
     if before == plan:
-        return
+        return None
     lines = difflib.unified_diff(before.splitlines(), plan.splitlines(), lineterm="", n=0)
     changes = [_shortened(line) for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    shown = "; ".join(changes[:_DIFFERENCES_MAX]) + ("; …" if len(changes) > _DIFFERENCES_MAX else "")
-    raise _changed(places, shown, f"{_NEW_FOLDER}, {_ACCEPT}")
+    return "; ".join(changes[:_DIFFERENCES_MAX]) + ("; …" if len(changes) > _DIFFERENCES_MAX else "")
 
 
 def _differences(before: Catalogue, after: Catalogue) -> Iterator[str]:
@@ -187,9 +195,9 @@ def _shortened(line: str) -> str:
     return f"{'now' if line[0] == '+' else 'before'}: {text[:160]}"
 
 
-def _changed(places: ViewLayout, difference: str, next_step: str) -> ViewInvalid:
-    return ViewInvalid(
-        f"The view {places.name!r} is not the one that its state was built with: {difference}",
+def _changed(places: ViewLayout, found: Difference) -> ViewChanged:
+    return ViewChanged(
+        f"The view {places.name!r} is not the one that its state was built with: {found.what}",
         where=str(places.root),
-        next_step=next_step,
+        next_step="`stateside check` says what the change costs, `stateside apply` makes it",
     )

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,9 +49,10 @@ from rich.text import Text
 from stateside.core.errors import PipelineRunning, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.processes import signals
+from stateside.core.storage import try_lock
 from stateside.journal import Event, open_journal
 from stateside.leadership import Candidate, Leadership, Lease, check_folder
-from stateside.pipeline import declaration
+from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.runner import Runner, check_app
 from stateside.pipeline.session import has_ended, start_session, stop_session
@@ -210,14 +212,38 @@ def run_application(app: App, folder: Path, settings: RunSettings, teller: Telle
     """
     layout = Layout(folder)
     check_app(app)  # before standing by, not at failover
-    declaration.check_before_spark(app, layout, settings)  # Spark takes seconds to start
+    check_before_spark(app, layout, settings)  # Spark takes seconds to start
     with signals() as came, _no_empty_folder(folder):
         if needs_lease(layout, settings):
             while not came and not _has_led(app, layout, settings, teller, lambda: bool(came)):
                 log.warning("Spark has ended while this run stood by: it is started again")
             return
         with Runner(app, layout, settings, on_beat=teller.tell) as runner:
-            runner.wait(lambda: bool(came))
+            lead_until(runner, layout, lambda: bool(came), teller)
+
+
+def check_before_spark(app: App, layout: Layout, settings: RunSettings) -> None:
+    """ViewChanged or SettingInvalid for a change that is visible without a plan."""
+    comparison.refuse(app, layout, comparison.compare(app, layout), accept_changes=settings.accept_changes)
+    declaration.check_partitions(app, layout, settings)
+
+
+def lead_until(runner: Runner, layout: Layout, told_to_stop: Callable[[], bool], teller: Teller) -> None:
+    """Run until told to stop, or until a process that applies a change asks for the folder."""
+    layout.handover.unlink(missing_ok=True)
+    runner.wait(lambda: told_to_stop() or is_asked(layout))
+    if is_asked(layout):
+        teller.note("This run hands over to the process that applies a change")
+
+
+def is_asked(layout: Layout) -> bool:
+    """Whether a live process asks the driver to stop."""
+    if not layout.handover.exists():
+        return False
+    handle = try_lock(layout.apply_lock, shared=True)
+    if handle is not None:  # nobody applies a change any more
+        os.close(handle)
+    return handle is None
 
 
 @contextmanager
@@ -243,11 +269,12 @@ def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, to
         if leadership is None:
             return told_to_stop()
         runner = Runner(app, layout, settings, session=session, on_beat=teller.tell, leadership=leadership)
-        _run_leader(runner, leadership, told_to_stop, teller)
+        run_leader(runner, leadership, told_to_stop, teller)
         return True
 
 
-def _run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[], bool], teller: Teller) -> None:
+def run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[], bool], teller: Teller) -> None:
+    """Run until told to stop, or until another process asks for the leadership."""
     try:
         with runner:
             runner.wait(lambda: told_to_stop() or leadership.asked is not None)

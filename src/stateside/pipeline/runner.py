@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import StatesideError, ViewInvalid
+from stateside.core.errors import StatesideError, ViewChanged, ViewInvalid
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
@@ -38,13 +38,14 @@ from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
 from stateside.journal.payload import keep_fields
 from stateside.leadership import Leadership
-from stateside.pipeline import driver_lock
+from stateside.pipeline import comparison, driver_lock
 from stateside.pipeline.app import App
 from stateside.pipeline.declaration import payload_fields
 from stateside.pipeline.journal_source import ENVELOPE_NAMES
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import with_jars
+from stateside.pipeline.view_plan import Planner
 from stateside.pipeline.view_query import ViewQuery
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.heartbeat import Heartbeat
@@ -72,17 +73,19 @@ class Runner:
         session: SparkSession | None = None,
         on_beat: OnBeat | None = None,
         leadership: Leadership | None = None,
+        lock: int | None = None,
     ) -> None:
         """A given `session` is left running at the end; without one the runner starts and stops its own.
 
         The heartbeat thread calls `on_beat`, a few times a second, for each view. A `leadership` is released at the
-        end.
+        end. A given `lock` is held by the caller. A layout with pinned views is for filling generations, beside the
+        application's own run.
         """
         self._app = app
         self._leadership = leadership
         self._layout = layout if leadership is None else Layout(leadership.root)
         self._pause = self._layout.pause if leadership is None else leadership.pause_file
-        self._driver_lock, self._scratch = layout.driver_lock, layout.spark  # not through the gate
+        self._driver_lock, self._scratch, self._lock = layout.driver_lock, layout.spark, lock  # not through the gate
         self._settings = settings or RunSettings.of(("in the application", app.settings))
         self._given_session = session
         self._on_beat = on_beat
@@ -99,8 +102,10 @@ class Runner:
             leads = self._leadership is not None
             if self._leadership is not None:
                 stack.callback(self._leadership.release)  # for a failure before the queries start
-            handle = driver_lock.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
-            stack.callback(os.close, handle)
+            handle = self._lock
+            if handle is None:
+                handle = driver_lock.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
+                stack.callback(os.close, handle)
             stack.callback(self._pause.unlink, missing_ok=True)  # before the lock is released
             self._pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
@@ -108,7 +113,8 @@ class Runner:
             if self._leadership is not None:
                 stack.callback(self._leadership.release)
             self._start_queries(session, stack)
-            self._note_removed_views()
+            if not self._layout.pinned:
+                note_removed_views(self._app, self._layout)
             self._heart.start()
             self._cleanup = stack.pop_all()
         return self
@@ -137,19 +143,21 @@ class Runner:
         with self._as_leader():
             for view in self._app.views.values():
                 query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
-                query.start()
+                self._start(query, session)
                 self._queries.append(query)
                 stack.callback(query.stop)
-            keep_fields(self._layout.fields, payload_fields(self._app))
+            if not self._layout.pinned:
+                keep_fields(self._layout.fields, payload_fields(self._app))
 
-    def _note_removed_views(self) -> None:
-        """A view that the application no longer declares is served as it was left, with the state `removed`."""
-        for view in self._layout.views():
-            heartbeat = Heartbeat.load(view.heartbeat)
-            if view.name not in self._app.views and heartbeat is not None and heartbeat.state != "removed":
-                log.warning("the view %s is not declared any more: its last rows are served on", view.name)
-                removed = replace(heartbeat, state="removed", why=None)
-                removed.save(view.heartbeat)
+    def _start(self, query: ViewQuery, session: SparkSession) -> None:
+        """Start a query; if its view has changed, the error has the verdicts on all views."""
+        try:
+            query.start()
+        except ViewChanged:
+            planner = Planner(self._app, self._layout, self._settings, self._pause)
+            found = comparison.compare(self._app, self._layout, lambda view: planner.plan(view, session))
+            comparison.refuse(self._app, self._layout, found, accept_changes=self._settings.accept_changes)
+            raise
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:
@@ -165,10 +173,10 @@ class Runner:
             with suppress(OSError):  # with the storage away nobody else can take over either
                 self._leadership.check()
 
-    def run_to_end(self) -> None:
+    def run_to_end(self, told_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Process all present events of the sources (up to `stop_at`), and the batches without data after them."""
         for query in self._queries:
-            query.run_to_end()
+            query.run_to_end(told_to_stop)
             query.tend()
 
     def _start_session(self, lease_handle: int, stack: ExitStack) -> SparkSession:
@@ -219,10 +227,9 @@ class Runner:
         heartbeat = query.heartbeat(time_us, self._find_journal_end())
         if stopped and heartbeat.state != "failed":
             heartbeat = replace(heartbeat, state="stopped", why=None)
-        place = self._layout.view(query.view.name).heartbeat
-        heartbeat.save(place)
+        heartbeat.save(query.places.heartbeat)
         self._tell(query.view.name, heartbeat, finished)
-        self._note_journal(self._layout.view(query.view.name))
+        self._note_journal(query.places)
 
     def _note_journal(self, view: ViewLayout) -> None:
         """Write down, once a run, which journal the view has read."""
@@ -255,6 +262,16 @@ class Runner:
         except OSError as error:
             log.warning("the run goes on, but nobody takes its reports any more: %s", error)
             self._on_beat = None
+
+
+def note_removed_views(app: App, layout: Layout) -> None:
+    """A view that the application no longer declares is served as it was left, with the state `removed`."""
+    for view in layout.views():
+        heartbeat = Heartbeat.load(view.heartbeat)
+        if view.name not in app.views and heartbeat is not None and heartbeat.state != "removed":
+            log.warning("the view %s is not declared any more: its last rows are served on", view.name)
+            removed = replace(heartbeat, state="removed", why=None)
+            removed.save(view.heartbeat)
 
 
 def check_app(app: App) -> None:

@@ -118,12 +118,14 @@ def start_session(
     master: str = "local[2]",
     conf: dict[str, str] | None = None,
     lease: int | None = None,
+    further: tuple[int, ...] = (),
     cluster_s_max: float = 60.0,
 ) -> SparkSession:
     """Start the JVM and a session on it, with the journal registered as a source.
 
     Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds for
-    its lifetime. On a cluster the call returns once there is an executor; ClusterAway if no master answers, or none
+    its lifetime, as it does the `further` ones: a lock that this process takes on one of these later is the JVM's as
+    well. On a cluster the call returns once there is an executor; ClusterAway if no master answers, or none
     provides an executor in time.
     """
     check_reachable(master)
@@ -139,7 +141,7 @@ def start_session(
     given = RunSettings().spark_conf() if conf is None else conf
     settings.setAll(list((_DEFAULTS | cluster_conf(master) | folders | given | _FIXED).items()))
     with _environment(java_environment() | worker_environment(master)):
-        context = _start_context(settings, scratch / DRIVER_LOG, lease)
+        context = _start_context(settings, scratch / DRIVER_LOG, lease, further)
     session = SparkSession(context)
     try:
         if masters_of(master):
@@ -184,9 +186,10 @@ def _end_jvm() -> None:
     SparkContext._gateway = SparkContext._jvm = None
 
 
-def _start_context(settings: SparkConf, log: Path, lease: int | None) -> SparkContext:
+def _start_context(settings: SparkConf, log: Path, lease: int | None, further: tuple[int, ...]) -> SparkContext:
     with log.open("ab") as output:
-        popen = {"stdout": output, "stderr": output, "pass_fds": () if lease is None else (lease,)}
+        held = further if lease is None else (lease, *further)
+        popen = {"stdout": output, "stderr": output, "pass_fds": held}
         try:
             gateway = launch_gateway(settings, popen)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:

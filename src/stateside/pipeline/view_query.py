@@ -273,8 +273,8 @@ class ViewQuery:
         self._leadership = leadership
         self._query_id: str | None = None
         self._layout, self._session, self._settings = layout, session, settings
-        self._places = layout.view(view.name)
-        self._checkpoint = Checkpoint(Storage.at(self._places.checkpoint))
+        self.places = layout.view(view.name)
+        self._checkpoint = Checkpoint(Storage.at(self.places.checkpoint))
         self._source = app.source_of(view)
         self._planner = Planner(app, layout, settings, layout.pause if leadership is None else leadership.pause_file)
         self._query: StreamingQuery | None = None
@@ -283,7 +283,7 @@ class ViewQuery:
         self._restarts = Restarts(settings.restarts_max, settings.restart_pause_s, settings.hold_s_max)
         self._dead_letters = DeadLetters(layout, view.name, self._checkpoint)
         self._seen = Observation(
-            ProgressFile(self._places.progress),
+            ProgressFile(self.places.progress),
             self._newest_batch(),
             self._settings.batch_interval_ms,
             self._dead_letters.collect,
@@ -303,8 +303,8 @@ class ViewQuery:
             )
         sink = self._open_sink(frame)
         self._dead_letters.begin()
-        bring_home(self._places.checkpoint)
-        writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self._places.checkpoint))
+        bring_home(self.places.checkpoint)
+        writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self.places.checkpoint))
         if self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         if sink is None:
@@ -325,7 +325,7 @@ class ViewQuery:
             ) from error
         except Exception as error:
             raise PipelineFailed(
-                f"The view {self.view.name!r} did not start: {reason(error)}", where=str(self._places.checkpoint)
+                f"The view {self.view.name!r} did not start: {reason(error)}", where=str(self.places.checkpoint)
             ) from error
 
     def tend(self) -> None:
@@ -376,7 +376,7 @@ class ViewQuery:
         why = f"The checkpoint is away, or another one is in its place ({place}). Bring it back: the view waits for it."
         return Failure(why, worth_retrying=True, away=True)
 
-    def run_to_end(self) -> None:
+    def run_to_end(self, told_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Run until all present events of the source are processed, and the batch without data after them.
 
         Spark's own `processAllAvailable` would not return from a view with processing-time timers, whose batches
@@ -386,10 +386,10 @@ class ViewQuery:
         end = journal.in_stamps(journal.end())
         stop_at = self._settings.stop_at
         target = stop_at if stop_at is not None and end.covers(stop_at) else end
-        while not self._has_processed(target):
+        while not told_to_stop() and not self._has_processed(target):
             self.tend()
             time.sleep(_END_POLL_S)
-        if not self._verified:
+        if not self._verified and not told_to_stop():
             self._verify()
 
     def _has_processed(self, target: Position) -> bool:
@@ -451,7 +451,7 @@ class ViewQuery:
 
     def _plan(self) -> PlannedView:
         plan, accept = self._planner.plan(self.view, self._session), self._settings.accept_changes
-        declaration.keep(plan.catalogue, plan.text, self._places, accept_changes=accept)
+        declaration.keep(plan.catalogue, plan.text, self.places, accept_changes=accept)
         return plan
 
     def _open_sink(self, frame: DataFrame) -> Sink | None:
@@ -460,7 +460,7 @@ class ViewQuery:
         if factory is None:
             return None
         schema = to_arrow_schema(frame.schema, timezone="UTC")
-        return with_guarantee(factory(SinkContext(self._layout, view.name, schema)), view.guarantee, self._places)
+        return with_guarantee(factory(SinkContext(self._layout, view.name, schema)), view.guarantee, self.places)
 
     def _failure(self) -> Failure | None:
         """Why the query has ended; None while it runs."""
@@ -492,7 +492,7 @@ class ViewQuery:
     def _verify(self) -> None:
         """Once per run, after the first batch has written the state's schema: the catalogue must fit the schema."""
         try:
-            check_state(Catalogue.load(self._places.catalogue), self._checkpoint.storage)
+            check_state(Catalogue.load(self.places.catalogue), self._checkpoint.storage)
         except OSError:  # not written yet, or away: check later
             return
         self._verified = True

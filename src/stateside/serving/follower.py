@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stateside.core.errors import StatesideError
@@ -32,7 +33,7 @@ class Followed:
 
 
 class Follower:
-    """Follows every view of a folder, including views that appear later.
+    """Follows every view of a folder, including views that appear later, and generations that are being filled.
 
     A view whose catalogue changes to another query gets a new tail; a view whose catalogue disappears loses its tail.
     """
@@ -40,7 +41,7 @@ class Follower:
     def __init__(self, layout: Layout, foreign: Foreign | None = None, **tailing: Any) -> None:
         self._layout, self._foreign, self._tailing = layout, foreign, tailing
         self._stop = threading.Event()
-        self._followed: dict[str, Followed] = {}
+        self._followed: dict[Path, Followed] = {}
         self._troubles: dict[str, str] = {}
         self._note = ""  # what the foreign checkpoint waits for
         self._looked_s = -FOREIGN_S
@@ -75,36 +76,38 @@ class Follower:
         if self._foreign is not None and (self._note or time.monotonic() - self._looked_s >= FOREIGN_S):
             self._tell_note(self._foreign.step())
             self._looked_s = time.monotonic()
-        views = {view.name: view for view in self._layout.views()}
-        for name in [name for name in self._followed if name not in views]:
-            self._let_go(name)
-        for view in views.values():
+        served, filling = self._layout.views(), self._layout.filling()
+        roots = {view.root for view in (*served, *filling)}
+        for root in [root for root in self._followed if root not in roots]:
+            self._let_go(root)
+        for view in (*served, *filling):
             self._follow(view)
+        for view in served:
+            if view.name not in self._known:
+                self._known.add(view.name)
+                log.warning("view %s: it is new, and served from now on", view.name)
 
     def _follow(self, view: ViewLayout) -> None:
         try:
-            found, followed = view.catalogue.stat(), self._followed.get(view.name)
+            found, followed = view.catalogue.stat(), self._followed.get(view.root)
             catalogue_file = found.st_ino, found.st_mtime_ns
             if followed is not None and followed.catalogue_file == catalogue_file:
                 return
             query = Catalogue.load(view.catalogue).query
             if followed is not None and followed.query == query:
-                self._followed[view.name] = replace(followed, catalogue_file=catalogue_file)
+                self._followed[view.root] = replace(followed, catalogue_file=catalogue_file)
                 return
-            self._let_go(view.name)
+            self._let_go(view.root)
             tail, stop = Tail(view, **self._tailing), threading.Event()
         except Exception as error:  # any error: the other views go on, and the next round tries this view again
             self._tell(f"view {view.name}", error)
             return
         thread = threading.Thread(target=tail.run, args=(stop,), name=f"tail {view.name}", daemon=True)
-        self._followed[view.name] = Followed(query, catalogue_file, tail, thread, stop)
-        if view.name not in self._known:
-            self._known.add(view.name)
-            log.warning("view %s: it is new, and served from now on", view.name)
+        self._followed[view.root] = Followed(query, catalogue_file, tail, thread, stop)
         thread.start()
 
-    def _let_go(self, name: str) -> None:
-        followed = self._followed.pop(name, None)
+    def _let_go(self, root: Path) -> None:
+        followed = self._followed.pop(root, None)
         if followed is not None:
             followed.stop.set()
             followed.thread.join()

@@ -12,10 +12,12 @@
     replica         the name of the replica that answered
     source          where the rows come from: `live`, a replica of the running state; `archive`, the rows sealed up to
                     this batch; or `both`
+    generation      which fold of the view the rows are from: 1, until a changed view was applied (`docs/change.md`)
     share           only from a replica that holds one shard of the keys, like 1/4: the answer covers that shard
 
 In HTTP answers the stamp is in the body; its first three parts and its age are also in the headers `Stateside-View`,
-`Stateside-Batch`, `Stateside-Position` and `Stateside-Age-Ms`.
+`Stateside-Batch`, `Stateside-Position` and `Stateside-Age-Ms`, and so is a generation after the first one
+(`Stateside-Generation`).
 
 One part is not shown: `edition`, which distinguishes two states with the same batch number: after a rollback (another
 run), or after a new declaration of the view's columns.
@@ -51,6 +53,7 @@ class Stamp:
     source: Source = "live"
     share: str | None = None
     edition: str = ""
+    generation: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -63,6 +66,7 @@ class Stamp:
             "age_basis": self.age_basis,
             "replica": self.replica,
             "source": self.source,
+            "generation": self.generation,
             **({} if self.share is None else {"share": self.share}),
         }
 
@@ -80,11 +84,13 @@ class Stamp:
             replica=document["replica"],
             source=document["source"],
             share=document.get("share"),
+            generation=document.get("generation", 1),
         )
 
     def headers(self) -> list[tuple[str, str]]:
         parts = (("view", self.view), ("batch", str(self.batch)), ("position", str(self.position)))
-        return [(f"stateside-{name}", value) for name, value in (*parts, ("age-ms", str(self.age_ms)))]
+        later = () if self.generation == 1 else (("generation", str(self.generation)),)
+        return [(f"stateside-{name}", value) for name, value in (*parts, *later, ("age-ms", str(self.age_ms)))]
 
 
 @lru_cache(maxsize=1_024)  # many answers share a batch's times, many rows share a period

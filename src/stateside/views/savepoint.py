@@ -218,9 +218,8 @@ def check_whole(layout: Layout) -> None:
 
     For callers about to run the folder's jobs, which must exclude a concurrent restore.
     """
-    for copy in sorted((layout.root / "views").glob(f"*/{RESTORING}*")):
-        view = ViewLayout(copy.parent)
-        if not view.checkpoint.exists():
+    for view in layout.folders():
+        for copy in () if view.checkpoint.exists() else sorted(view.root.glob(f"{RESTORING}*")):
             raise CheckpointInvalid(
                 f"A restore of the view {view.name!r} was interrupted, and it has no checkpoint",
                 where=str(copy),

@@ -331,7 +331,7 @@ def test_a_turn_of_the_event_loop_checks_once_that_its_snapshot_is_the_newest(
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(turns())
     fast_path._kept["spending"].release()
-    views._replicas["spending"].close()
+    views._replica(shop.layout.view("spending")).close()
 
 
 def test_without_the_fast_path_every_answer_is_the_same(shop: Shop) -> None:

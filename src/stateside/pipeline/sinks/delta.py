@@ -57,6 +57,12 @@ def archive_sink(table: str, *, partition_by: Sequence[str] = (), on_step: OnSte
     return Opening(table, (), tuple(partition_by), sealed=True, on_step=on_step).open
 
 
+def is_keyed(sink: SinkFactory) -> bool:
+    """Whether a sink recognises rows by their own key, so that another query with the same rows adds nothing."""
+    opening = getattr(sink, "__self__", None)
+    return isinstance(opening, Opening) and bool(opening.key)
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """Stores batches in a table: appended or, with a key, if absent."""
@@ -94,7 +100,8 @@ class Opening:
         places = context.layout.view(context.view)
         spec = TableSpec(self.name, _nullable(context.schema), self.partition_by, self.sealed)
         self._check_types(context.schema)
-        table = ArchiveTable(context.layout.table(self.name), spec, places.mark(self.name), self.on_step)
+        place = places.table(self.name) if self.sealed else context.layout.table(self.name)
+        table = ArchiveTable(place, spec, places.mark(self.name), self.on_step)
         if not self.key and not (places.checkpoint / "metadata").exists() and table.count():
             raise ArchiveInvalid(
                 f"The table {self.name!r} has rows, but the checkpoint of the query that stored them is gone",

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from stateside.archive.table import BATCH_COLUMN
 from stateside.archive.table_reader import FollowedTable
 from stateside.core.errors import ArchiveAway, KeyInvalid
-from stateside.core.layout import Layout, ViewLayout
+from stateside.core.layout import ViewLayout
 from stateside.serving.rows.order import Found
 from stateside.serving.rows.shape import Shape
 from stateside.serving.rows.view_columns import Values
@@ -50,8 +50,7 @@ class SealedRows:
         name = shape.catalogue.archive
         if name is None:
             return None
-        folder = Layout(layout.root.parent.parent)
-        return cls(shape, FollowedTable(folder.table(name), layout.mark(name)))
+        return cls(shape, FollowedTable(layout.table(name), layout.mark(name)))
 
     def rows(self, key: Sequence[Value], batch: int) -> list[Found]:
         """The rows sealed up to a batch whose key begins with these values, in key order.

@@ -52,9 +52,12 @@ class Cursor:
     fingerprint: str
     after: bytes
     question: str
+    generation: int = 1  # named from the second one on: a cursor of an older Stateside is of the first one
 
     def __str__(self) -> str:
         document = {"v": VERSION, **asdict(self), "after": self.after.hex()}
+        if self.generation == 1:
+            del document["generation"]
         content = json.dumps(document, separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(_check(content) + content).decode().rstrip("=")
 
@@ -70,6 +73,14 @@ class Cursor:
         return cursor
 
     @classmethod
+    def generation_of(cls, text: str) -> int | None:
+        """The generation of the view that a cursor belongs to; None for a text that `parse` refuses."""
+        try:
+            return cls._parse(text).generation
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+
+    @classmethod
     def _parse(cls, text: str) -> Cursor:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         check, content = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
@@ -80,6 +91,7 @@ class Cursor:
             fingerprint=str(document["fingerprint"]),
             after=bytes.fromhex(document["after"]),
             question=str(document["question"]),
+            generation=int(document.get("generation", 1)),
         )
         if cursor.batch < 0 or check != _check(content) or str(cursor) != text:  # one canonical text per cursor
             raise ValueError(text)
@@ -232,5 +244,6 @@ class _Scan:
     def _cursor(self, last: bytes) -> str:
         batch = self.snapshot.batch()
         assert batch is not None, "a stamp was made of it"
-        cursor = Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest())
+        stamp, digest = self.stamp, self.question.digest()
+        cursor = Cursor(stamp.view, batch.batch, batch.fingerprint, last, digest, stamp.generation)
         return self.positions.cursor(str(cursor))

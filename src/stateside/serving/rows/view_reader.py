@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -67,12 +67,12 @@ class ViewReader:
     """
 
     def __init__(self, layout: ViewLayout, clock: Clock | None = None, replica: ReplicaReader | None = None) -> None:
-        self.clock = clock or SystemClock()
+        self.clock, self.layout = clock or SystemClock(), layout
         functions = KnownFunctions(layout.name, layout.functions)
-        self.shape = Shape(Catalogue.load(layout.catalogue), Storage.at(layout.checkpoint_location), functions)
+        catalogue = replace(Catalogue.load(layout.catalogue), view=layout.name)  # a renamed view's has the old name
+        self.shape = Shape(catalogue, Storage.at(layout.checkpoint_location), functions)
         self.sealed = SealedRows.of(self.shape, layout)
         self.ordering = asyncio.Semaphore(ORDERED_AT_A_TIME_MAX)
-        self._heartbeat = layout.heartbeat
         self._look = blake2b(self.shape.catalogue.as_json(), digest_size=8).hexdigest()
         self._owns_replica = replica is None
         self._replica = replica or ReplicaReader(layout.replica)  # last: a failure after opening would leak the replica
@@ -193,7 +193,7 @@ class ViewReader:
                 raise _NotYet(f"{stands}, batch {batch} was asked for", newest.trouble())
 
     def _not_fresh_enough(self, not_yet: _NotYet) -> NotFreshEnough:
-        heartbeat = Heartbeat.load(self._heartbeat)
+        heartbeat = Heartbeat.load(self.layout.heartbeat)
         outage = heartbeat and heartbeat.outage(self.clock.now_us())
         return NotFreshEnough(
             f"The view {self.shape.catalogue.view!r} is not fresh enough: {not_yet.missing}"
@@ -243,4 +243,5 @@ class ViewReader:
             replica=snapshot.replica(),
             share=snapshot.share_text(),
             edition=f"{self._look} {batch.fingerprint}",
+            generation=self.layout.generation,
         )

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import NotFreshEnough, PositionAhead, StatesideError, ViewInvalid, ViewUnknown
-from stateside.core.layout import Layout, ViewLayout
+from stateside.core.errors import (
+    GenerationGone,
+    NotFreshEnough,
+    PositionAhead,
+    ReplicaInvalid,
+    StatesideError,
+    ViewInvalid,
+    ViewUnknown,
+)
+from stateside.core.layout import Layout, ViewLayout, ViewPointer
 from stateside.core.positions import Position
-from stateside.core.storage import Storage
+from stateside.core.storage import Storage, size_of
 from stateside.journal.contract import PARTITION, DurableEnd
 from stateside.leadership import standing
 from stateside.replica.store import ReplicaReader
@@ -27,6 +37,17 @@ from stateside.views.inference import Refusal
 __all__ = ["WAIT_MS_DEFAULT", "WAIT_MS_MAX", "Floor", "SumAnswer", "ViewAnswer", "ViewReader", "ViewReaders"]
 
 Sign = tuple[int, int] | None
+_UNSETTLED: Sign = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A view's reader, the catalogue it was opened with, and the versions of the catalogue and of the pointers."""
+
+    catalogue: str
+    sign: Sign
+    pointers: Sign
+    reader: ViewReader
 
 
 class ViewReaders:
@@ -35,8 +56,9 @@ class ViewReaders:
     def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._layout = layout
-        self._replicas: dict[str, ReplicaReader] = {}  # outlive their view's reader, which a new catalogue replaces
-        self._readers: dict[str, tuple[str, Sign, ViewReader]] = {}  # catalogue path, its version, reader
+        self._replicas: dict[Path, ReplicaReader] = {}  # outlive their view's reader, which a new catalogue replaces
+        self._readers: dict[str, _Opened] = {}
+        self._pointers = str(layout.generations)
 
     def names(self) -> list[str]:
         """The views that have run in this folder."""
@@ -48,16 +70,30 @@ class ViewReaders:
     def states(self) -> list[dict[str, Any]]:
         """For each view, the state in its job's last heartbeat, and the heartbeat's age; `unknown` without a heartbeat.
 
-        A view of a foreign job that cannot be served is `refused`.
+        A view of a foreign job that cannot be served is `refused`. Views with several generations name them, with the
+        bytes of those that are kept.
         """
-        now_us = self._clock.now_us()
-        served = [_state(view, Heartbeat.load(view.heartbeat), now_us) for view in self._layout.views()]
+        now_us, pointers = self._clock.now_us(), self._layout.pointers()
+        served = [
+            _state(view, Heartbeat.load(view.heartbeat), now_us) | self._generations(view, pointers.get(view.name))
+            for view in self._layout.views()
+        ]
         return served + [_refused(refusal) for refusal in ForeignJob.load(self._layout).refused]
 
     def state(self, name: str) -> dict[str, Any]:
         """The state of one view, as in `states`."""
         view = self._layout.view(name)
         return _state(view, Heartbeat.load(view.heartbeat), self._clock.now_us())
+
+    def _generations(self, view: ViewLayout, pointer: ViewPointer | None) -> dict[str, Any]:
+        if pointer is None:
+            return {}
+        kept = [(each.number, size_of(self._layout.at(view.name, each).root)) for each in pointer.kept]
+        return {
+            "generation": view.generation,
+            "kept": [{"generation": number, "bytes": size} for number, size in kept],
+            "filling": None if pointer.next is None else pointer.next.number,
+        }
 
     def leadership(self) -> dict[str, Any] | None:
         """The application's leader and standbys; None where the application runs without a lease."""
@@ -95,23 +131,70 @@ class ViewReaders:
         return None
 
     def get(self, name: str) -> ViewReader:
-        """The reader of a view, by the view's current catalogue.
+        """The reader of a view's current generation, by its current catalogue.
 
         ViewUnknown if there is no such view, ViewInvalid if the view is refused, NotFreshEnough before its first batch.
         """
-        if name in self._readers:
-            catalogue, sign, reader = self._readers[name]
-            if sign == _sign(catalogue):
-                return reader
-            del self._readers[name]
+        opened, pointers = self._readers.get(name), _sign(self._pointers)  # signs are read before what they stand for:
+        if opened is not None and opened.pointers == pointers and opened.sign == _sign(opened.catalogue):
+            return opened.reader
         if name not in self.names():
+            self._readers.pop(name, None)
             raise self._unknown(name)
-        view = self._layout.view(name)
+        view, settled = self._chosen(name)
         catalogue = str(view.catalogue)
-        sign = _sign(catalogue)  # before reading: the next request then notices a catalogue replaced meanwhile
-        reader = self._open(view)
-        self._readers[name] = catalogue, sign, reader
-        return reader
+        sign = _sign(catalogue)  # the next request then notices a file that was replaced meanwhile
+        if opened is None or (opened.catalogue, opened.sign) != (catalogue, sign):
+            self._readers.pop(name, None)
+            opened = _Opened(catalogue, sign, pointers, self._open(view))
+        self._readers[name] = replace(opened, pointers=pointers if settled else _UNSETTLED)
+        return opened.reader
+
+    def of_generation(self, name: str, number: int) -> ViewReader:
+        """The reader of a view's generation with this number; GenerationGone if it is not kept."""
+        current = self.get(name)
+        if current.layout.generation == number:
+            return current
+        pointer = self._layout.pointers().get(name, ViewPointer(None))
+        for generation in filter(None, (pointer.current, *pointer.kept)):
+            if generation.number == number:
+                return self._open(self._layout.at(name, generation))
+        raise GenerationGone(
+            f"Generation {number} of the view {name!r} is not kept, and {current.layout.generation} is served",
+            next_step="Begin again: without the cursor, or with a batch of the present generation",
+        )
+
+    def _chosen(self, name: str) -> tuple[ViewLayout, bool]:
+        """The generation to read, and whether it stays so until the pointers change.
+
+        A replica of the current generation that does not have everything yet that the one before has waits: a reader
+        never goes back in time. The choice depends only on the two replicas, so all processes of a server agree.
+        """
+        current, pointer = self._layout.view(name), self._layout.pointers().get(name)
+        if pointer is None or pointer.current is None or not pointer.kept or pointer.at_once:
+            return current, True
+        opened = self._readers.get(name)
+        if opened is not None and opened.reader.layout == current:
+            return current, True
+        before = self._layout.at(name, pointer.kept[0])
+        seen, reached = self._position(before), self._position(current)
+        if seen is None or (reached is not None and reached.covers(seen)):
+            return current, True
+        return before, False
+
+    def _position(self, view: ViewLayout) -> Position | None:
+        """The position of a generation's replica; None without a batch, or without a replica."""
+        try:
+            with self._replica(view).snapshot() as snapshot:
+                batch = snapshot.batch()
+        except (FileNotFoundError, ReplicaInvalid):
+            return None
+        return None if batch is None else batch.position
+
+    def _replica(self, view: ViewLayout) -> ReplicaReader:
+        if view.root not in self._replicas:
+            self._replicas[view.root] = ReplicaReader(view.replica)
+        return self._replicas[view.root]
 
     async def ready(self, name: str, floor: Floor) -> ViewReader:
         """The reader of a view; waits for its first batch up to the floor's limit. Errors as for `get`."""
@@ -126,10 +209,9 @@ class ViewReaders:
 
     def _open(self, view: ViewLayout) -> ViewReader:
         try:
-            if view.name not in self._replicas:
-                self._replicas[view.name] = ReplicaReader(view.replica)
+            replica = self._replica(view)
             with reading(Storage.at(view.checkpoint_location)):
-                return ViewReader(view, self._clock, self._replicas[view.name])
+                return ViewReader(view, self._clock, replica)
         except FileNotFoundError:
             raise NotFreshEnough(
                 f"The view {view.name!r} has no batch yet", next_step="Ask again in a moment"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,10 +24,11 @@ import pyarrow.compute as pc
 from stateside.archive.table import BATCH_COLUMN
 from stateside.archive.table_reader import MARK, FollowedTable
 from stateside.core.errors import NotFreshEnough
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewLayout
 from stateside.serving.access.principal import Principal
 from stateside.serving.sql.row_filter import condition
 from stateside.serving.stamp import Stamp
+from stateside.views.catalogue import Catalogue
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads  # takes 1 s to import: it imports pandas
@@ -54,21 +56,23 @@ class ArchiveTables:
     def __init__(self, layout: Layout, gated: Sequence[GatedTable] = ()) -> None:
         self._layout, self._gated = layout, {(each.application, each.view, each.table): each for each in gated}
         self._lock = threading.Lock()
-        self._tables: dict[str, FollowedTable] = {}
+        self._tables: dict[Path, FollowedTable] = {}
 
     def tables(self) -> Mapping[str, str]:
         """The existing tables, each with its view; includes tables whose storage is away."""
         marks = [(view, mark) for view in self._layout.views() for mark in (view.root / "marks").glob("*.json")]
         return {mark.stem: view.name for view, mark in marks if MARK.read(mark) is not None}
 
-    def schema(self, table: str, view: str) -> pa.Schema:
+    def schema(self, table: str, view: ViewLayout) -> pa.Schema:
         """The table's columns; ArchiveAway or ArchiveInvalid as for `FollowedTable`."""
         return self._dataset(table, view).schema
 
-    def rows(self, table: str, view: str, application: str, stamp: Stamp, where: Mapping[str, str]) -> pads.Dataset:
+    def rows(
+        self, table: str, view: ViewLayout, application: str, stamp: Stamp, where: Mapping[str, str]
+    ) -> pads.Dataset:
         """The rows that count at this stamp and have the `where` values; errors as for `schema`."""
         dataset = self._dataset(table, view)
-        gate = self._gated.get((application, view, table))
+        gate = self._gated.get((application, view.name, table))
         if gate is not None:
             dataset = dataset.filter(gate.gate(stamp))
         elif BATCH_COLUMN in dataset.schema.names:
@@ -80,18 +84,20 @@ class ArchiveTables:
         found = [each.positions for (_, *of), each in self._gated.items() if of == [view, table]]
         return frozenset(name for names in found for name in names) if holder.is_scoped else frozenset()
 
-    def check_there(self, table: str, view: str) -> None:
+    def check_there(self, table: str, view: ViewLayout) -> None:
         """ArchiveAway or ArchiveInvalid if the table cannot be read now."""
         self._followed(table, view).check_there()
 
-    def _followed(self, table: str, view: str) -> FollowedTable:
+    def _followed(self, table: str, view: ViewLayout) -> FollowedTable:
+        mark = view.mark(table)
         with self._lock:
-            if table not in self._tables:
-                mark = self._layout.view(view).mark(table)
-                self._tables[table] = FollowedTable(self._layout.table(table), mark)
-            return self._tables[table]
+            if mark not in self._tables:
+                own = Catalogue.load(view.catalogue).archive == table  # other tables are common to all generations
+                place = view.table(table) if own else self._layout.table(table)
+                self._tables[mark] = FollowedTable(place, mark)
+            return self._tables[mark]
 
-    def _dataset(self, table: str, view: str) -> pads.Dataset:
+    def _dataset(self, table: str, view: ViewLayout) -> pads.Dataset:
         dataset = self._followed(table, view).dataset()
         if dataset is None:
             raise NotFreshEnough(f"The table {table!r} was not made yet", next_step="Ask again in a moment")

@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from stateside.core.errors import AccessDenied, NotFreshEnough, SqlInvalid, SqlTooLarge, StatesideError
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
@@ -115,6 +115,7 @@ class SqlFolder:
 class HeldView:
     """A view in one snapshot."""
 
+    layout: ViewLayout
     catalogue: Catalogue
     snapshot: Snapshot
     stamp: Stamp
@@ -184,7 +185,7 @@ class Execution:
 
     def _hold(self, reader: ViewReader, floor: Floor) -> HeldView:
         snapshot, stamp = self._snapshots.enter_context(reader.held(floor, self.ending.check))
-        return HeldView(reader.shape.catalogue, snapshot, stamp)
+        return HeldView(reader.layout, reader.shape.catalogue, snapshot, stamp)
 
     def _source(self, view: str) -> Source:
         """Where the statement reads rows of a view from."""
@@ -192,7 +193,7 @@ class Execution:
         return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
 
     def _live(self, relation: Relation, view: HeldView) -> Whole | SnapshotScan:
-        rows = _rows(relation, view, self._folder.layout)
+        rows = _rows(relation, view)
         where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
         scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
         check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
@@ -202,9 +203,9 @@ class Execution:
     def _sealed(self, table: str, view: HeldView) -> Any:
         if view.stamp.share is not None:  # the table has the rows of all shards
             raise not_whole(view.stamp)
-        columns = self._folder.archive.schema(table, view.stamp.view).names
+        columns = self._folder.archive.schema(table, view.layout).names
         where = self._holder.rows_of(view.stamp.view, columns)
-        return self._folder.archive.rows(table, view.stamp.view, view.catalogue.application, view.stamp, where)
+        return self._folder.archive.rows(table, view.layout, view.catalogue.application, view.stamp, where)
 
     def _registered(self, relation: Relation, source: Any) -> None:
         assert self._engine is not None
@@ -237,18 +238,18 @@ class Execution:
         try:
             for relation in self._relations:
                 if relation.table is not None:
-                    self._folder.archive.check_there(relation.table, relation.view)
+                    self._folder.archive.check_there(relation.table, self._folder.layout.view(relation.view))
         except StatesideError as away:  # the statement is not at fault
             return away
         return told(error, self._text)
 
 
-def _rows(relation: Relation, view: HeldView, layout: Layout) -> Rows:
+def _rows(relation: Relation, view: HeldView) -> Rows:
     applied, catalogue = view.snapshot.batch(), view.catalogue
     assert applied is not None, "a snapshot with a stamp has a batch"
     state = RelationState((view.stamp.replica, applied.query, catalogue), applied.batch, applied.fingerprint)
     if relation.by is None:
-        return Rows(str(relation), state, view_columns(layout, catalogue), view.snapshot)
+        return Rows(str(relation), state, view_columns(view.layout, catalogue), view.snapshot)
     number = _kept_rollup(relation.by, view)
     return Rows(str(relation), state, RollupColumns(catalogue, relation.by), view.snapshot, number)
 
@@ -257,9 +258,8 @@ def _codec(catalogue: Catalogue) -> KeyCodec:
     return KeyCodec([column.asked_type for column in catalogue.key])
 
 
-def view_columns(layout: Layout, catalogue: Catalogue) -> ViewColumns:
+def view_columns(places: ViewLayout, catalogue: Catalogue) -> ViewColumns:
     """The Arrow conversion of a view's rows."""
-    places = layout.view(catalogue.view)
     functions = KnownFunctions(places.name, places.functions)
     return ViewColumns(catalogue, Storage.at(places.checkpoint_location), functions)
 
@@ -297,11 +297,12 @@ def listed(folder: SqlFolder, views: ViewReaders, holder: Principal) -> list[dic
 def _schema(folder: SqlFolder, views: ViewReaders, relation: Relation) -> pa.Schema | None:
     try:
         if relation.table is not None:
-            return folder.archive.schema(relation.table, relation.view)
-        catalogue = views.get(relation.view).shape.catalogue
+            return folder.archive.schema(relation.table, folder.layout.view(relation.view))
+        reader = views.get(relation.view)
+        catalogue = reader.shape.catalogue
         if relation.by is not None:
             return RollupColumns(catalogue, relation.by).schema
-        return view_columns(folder.layout, catalogue).schema
+        return view_columns(reader.layout, catalogue).schema
     except StatesideError:  # not ready, or not servable: GET /v1/views has the cause
         return None
 

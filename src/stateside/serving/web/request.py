@@ -32,6 +32,7 @@ from stateside.serving.health.logs import Trace
 from stateside.serving.rows.floor import AsOf, Floor
 from stateside.serving.rows.node_receipts import Sought
 from stateside.serving.rows.row_query import LIMIT_MAX, RowQuery
+from stateside.serving.rows.scan import Cursor
 from stateside.serving.rows.scope import Scope
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import WAIT_MS_DEFAULT, WAIT_MS_MAX, ViewReaders
@@ -108,6 +109,13 @@ class Request:
                 raise
             raise PositionAhead("The journal ends before this position", next_step=error.next_step) from None
 
+    def generation(self) -> int | None:
+        """The generation of the view that is asked for: by number, or by a cursor; None for the present one."""
+        cursor = self.parameters.get("cursor")
+        if cursor is None:
+            return self.number("generation", _GENERATION_MAX)
+        return Cursor.generation_of(self.positions.parse_cursor(cursor))
+
     def document(self) -> dict[str, Any]:
         """The body as a JSON object; RequestInvalid for anything else."""
         try:
@@ -178,6 +186,7 @@ class Call(HttpRequest):
 
 
 _BATCH_MAX = 10**18
+_GENERATION_MAX = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,9 @@ class ViewRequest:
         except ViewUnknown as error:
             which = error.next_step if reaches_all(holder) else "GET /v1/views lists those that your token reaches"
             raise ViewUnknown(error.what, next_step=which) from None
+        generation = request.generation()
+        if generation is not None:
+            reader = request.views.of_generation(view, generation)
         scope = Scope.of(reader.shape, holder.rows_of(view, reader.shape.columns.types))
         return cls(reader, scope, floor, AsOf(request.number("as_of", _BATCH_MAX)))
 

@@ -92,6 +92,8 @@ async def _rollup(request: Request) -> Response:
 
 
 _AS_OF = whole("as_of", "as of this batch, out of the replica's history")
+_GENERATION = whole("generation", "of this generation of the view, the present one or one that is kept; with as_of", 1)
+_PAST = (_AS_OF, _GENERATION)
 _COLUMNS = Parameter("columns", "only these columns, joined by commas")
 _SCAN = (
     Parameter(
@@ -115,7 +117,7 @@ _SPAN = (
     Parameter("last", "over the last so long, up to `to`: 90s, 15m, 24h, 7d"),
 )
 _TALLIES = whole("tallies", "1: the whole numbers that values are made of, to add up those of several shares")
-_ROW_PARAMETERS = (KEY, *_SCAN, _COLUMNS, _SOURCE, _AS_OF, *FLOOR)
+_ROW_PARAMETERS = (KEY, *_SCAN, _COLUMNS, _SOURCE, *_PAST, *FLOOR)
 _KEYS: Schema = {
     "type": "object",
     "required": ["keys"],
@@ -147,13 +149,13 @@ _ROLLUP = (
     "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are. Columns that "
     "cannot be added up, such as minima, are named in `not_in_rollups`"
 )
-_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _TALLIES, _AS_OF, *FLOOR)
+_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, *_PAST, *FLOOR), (KEY, _TALLIES, *_PAST, *FLOOR)
 VIEW_ROUTES = [
     Route("/v1/views", _views, _JOB_STATES, "read"),
     Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
     Route("/v1/views/{view}/rows/{key...}", _rows, _ROWS, "read", _ROW_PARAMETERS),
     Route(
-        "/v1/views/{view}/lookup", _lookup, _LOOKUP, "read", (_COLUMNS, _SOURCE, _AS_OF, *FLOOR), "POST", Body(_KEYS)
+        "/v1/views/{view}/lookup", _lookup, _LOOKUP, "read", (_COLUMNS, _SOURCE, *_PAST, *FLOOR), "POST", Body(_KEYS)
     ),
     Route("/v1/views/{view}/sum", _sum, _SUM, "read", _SUM_PARAMETERS),
     Route("/v1/views/{view}/sum/{key...}", _sum, _SUM, "read", _SUM_PARAMETERS),

@@ -1,0 +1,489 @@
+"""Making the changes of an application in a folder that runs: `stateside apply`.
+
+Each changed view gets a new generation, which is filled beside the old one and then takes its place:
+
+1. The changes are found (`comparison`), and the generations to fill are made: a folder each, registered as `next`, so
+   that servers follow it. An interrupted backfill of the same declaration is resumed; a kept generation of the same
+   declaration is taken again, and only catches up: so applying the old code again is a way back.
+2. The generations are filled: the new queries read their sources from the beginning, in very large batches (a large
+   batch touches each key once), in this process's own Spark session. The old run goes on in its own process.
+3. The backfill is repeated, from the end of the last round to the present end, until a round is short.
+4. The running job, if there is one, is asked to stop after its batch: by its lease, or by the file `handover`. This
+   process takes the driver's lock, or leads.
+5. The rest is folded: each new generation covers the last position of the old one.
+6. The switch: one file names the current generation of every view, and is replaced in one step, for all servers that
+   share the folder. The generations before are kept, one for each view.
+7. This process goes on as the run of the new application, or ends if nothing was running.
+
+A process that is killed at any step leaves either all old generations served or all new ones, and the same command goes
+on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from stateside.core.errors import PipelineFailed, PipelineRunning, RequestInvalid, ViewChanged
+from stateside.core.layout import POINTERS, Layout, Pointers, ViewGeneration, ViewLayout, ViewPointer
+from stateside.core.positions import Position
+from stateside.core.processes import signals
+from stateside.core.storage import Storage, size_of, try_lock, try_lock_open, unlock_open
+from stateside.core.wait import wait_until
+from stateside.leadership import Leadership
+from stateside.pipeline import comparison, declaration, driver_lock
+from stateside.pipeline.app import App
+from stateside.pipeline.comparison import ViewChange
+from stateside.pipeline.foreground import Teller, lead, lead_until, needs_lease, run_leader, standing_by
+from stateside.pipeline.runner import Runner, check_app, note_removed_views
+from stateside.pipeline.session import jvm_pid, start_session, stop_session
+from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.sinks.sink import OnStep, ignore_step
+from stateside.pipeline.sources import with_jars
+from stateside.pipeline.view_plan import PlannedView, Planner
+from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.heartbeat import Heartbeat
+from stateside.views.savepoint import check_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS_PER_BATCH = 4_000_000  # of a backfill
+ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
+HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
+KEPT = 1  # generations before the current one
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to apply: all changes, or those of some `views`; and views to `refold` although they did not change.
+
+    `exit_`: end after the switch even if a job was running before.
+    """
+
+    views: tuple[str, ...] = ()
+    refold: tuple[str, ...] = ()
+    exit_: bool = False
+
+    def has(self, change: ViewChange) -> bool:
+        return not self.views or change.view in self.views
+
+
+def compared(app: App, settings: RunSettings, folder: Path | None) -> list[ViewChange]:
+    """The verdicts on all views (`comparison`); without a folder only whether all views can be planned.
+
+    Starts Spark only if they are not all known without it. Changes nothing except scratch files.
+    """
+    check_app(app)
+    layout = Layout(folder) if folder is not None else None
+    found = [] if layout is None else comparison.compare(app, layout)
+    judged = {each.view for each in found if each.verdict != "new"}
+    if layout is not None and (judged >= app.views.keys() or not comparison.known_views(layout)):
+        return found
+    with TemporaryDirectory(prefix="stateside-check-") as scratch:
+        conf = with_jars(settings.spark_conf(), map(app.source_of, app.views.values()))
+        session = start_session(app.name, Path(scratch), master=settings.master, conf=conf)
+        try:
+            places = layout or Layout(Path(scratch))
+            planner = Planner(app, places, settings, places.pause)
+            plans = {name: planner.plan(view, session) for name, view in app.views.items()}
+            return comparison.compare(app, places, lambda view: plans[view.name])
+        finally:
+            stop_session(session)
+
+
+class _Stopped(Exception):
+    """A signal came: the backfill ends here, and is resumed by the next call."""
+
+
+def apply(
+    app: App,
+    folder: Path,
+    settings: RunSettings,
+    teller: Teller,
+    wanted: Selection | None = None,
+    on_step: OnStep = ignore_step,
+) -> None:
+    """Make the changes, and go on as the run of the application if one was running.
+
+    ViewChanged if a view must be new, PipelineRunning while another process applies changes.
+    """
+    check_app(app)
+    layout, wanted = Layout(folder), wanted or Selection()
+    for name in {*wanted.views, *wanted.refold} - app.views.keys():
+        raise RequestInvalid(
+            f"The application {app.name!r} has no view {name!r}", next_step=f"It has: {', '.join(app.views)}"
+        )
+    _refuse_new(app, layout, comparison.compare(app, layout), wanted)  # Spark takes seconds to start
+    with signals() as came, suppress(_Stopped), ExitStack() as stack:
+        _Applying(app, layout, settings, teller, wanted, on_step, lambda: bool(came)).run(stack)
+
+
+class _Applying:
+    """One application of changes."""
+
+    def __init__(
+        self,
+        app: App,
+        layout: Layout,
+        settings: RunSettings,
+        teller: Teller,
+        wanted: Selection,
+        on_step: OnStep,
+        told_to_stop: Callable[[], bool],
+    ) -> None:
+        self._app, self._layout, self._settings, self._teller = app, layout, settings, teller
+        self._wanted, self._on_step, self._told_to_stop = wanted, on_step, told_to_stop
+
+    def run(self, stack: ExitStack) -> None:
+        """All steps."""
+        own = stack.enter_context(alone(self._layout))
+        driver = os.open(self._layout.driver_lock, os.O_RDWR | os.O_CREAT, 0o666)  # locked later, for the JVM as well
+        stack.callback(os.close, driver)
+        session = self._session(own, driver, stack)
+        self._on_step(1)
+        plans, chosen = self._found(session)
+        if not chosen:
+            self._teller.note("Nothing has changed: all views continue")
+            return
+        register(self._layout, {each.view: plans[each.view] for each in chosen if each.filled}, self._wanted.refold)
+        with self._filling([each.view for each in chosen if each.filled], session, own) as catch_up:
+            self._on_step(2)
+            catch_up()
+            self._on_step(3)
+            while catch_up() > ROUND_S_MAX:
+                pass
+            self._on_step(4)
+            was_running, leadership = self._taken_over(driver, session, stack)
+            self._on_step(5)
+            catch_up()
+        self._on_step(6)
+        self._switch(chosen, leadership)
+        unlock_open(own)  # the next change may be applied while this run goes on
+        self._on_step(7)
+        if was_running and not self._wanted.exit_:
+            self._go_on(session, driver, leadership)
+        else:
+            note_removed_views(self._app, self._layout)
+
+    def _session(self, own: int, driver: int, stack: ExitStack) -> SparkSession:
+        session = start_session(
+            self._app.name,
+            self._layout.spark / "apply",
+            master=self._settings.master,
+            conf=with_jars(self._settings.spark_conf(), map(self._app.source_of, self._app.views.values())),
+            lease=own,
+            further=(driver,),
+            cluster_s_max=self._settings.cluster_s_max,
+        )
+        stack.callback(stop_session, session)
+        return session
+
+    def _found(self, session: SparkSession) -> tuple[Mapping[str, PlannedView], list[ViewChange]]:
+        """The plans of all views, and the changes to make."""
+        planner = Planner(self._app, self._layout, self._settings, self._layout.pause)
+        plans = {name: planner.plan(view, session) for name, view in self._app.views.items()}
+        found = comparison.compare(self._app, self._layout, lambda view: plans[view.name], self._wanted.refold)
+        _refuse_new(self._app, self._layout, found, self._wanted)
+        self._teller.note(comparison.table(found))
+        return plans, [each for each in found if self._wanted.has(each) and self._is_due(each)]
+
+    def _is_due(self, change: ViewChange) -> bool:
+        if change.verdict == "removed":
+            heartbeat = Heartbeat.load(self._layout.view(change.view).heartbeat)
+            return heartbeat is not None and heartbeat.state != "removed"
+        return change.verdict != "continues"
+
+    @contextmanager
+    def _filling(self, names: Sequence[str], session: SparkSession, own: int) -> Iterator[Callable[[], float]]:
+        """The queries of the generations to fill; gives a function that waits until they have all present events.
+
+        The function returns the seconds that this took.
+        """
+        if not names:
+            yield lambda: 0.0
+            return
+        pointers = self._layout.pointers()
+        pinned = tuple(self._layout.at(name, _next(pointers[name])) for name in names)
+        settings = replace(self._settings, events_per_batch_max=EVENTS_PER_BATCH, batch_interval_ms=0)
+        part, layout = comparison.part_of(self._app, names), Layout(self._layout.root, pinned)
+        tell = _Progress(self._teller).tell
+        with Runner(part, layout, settings, session=session, on_beat=tell, lock=own) as runner:
+
+            def catch_up() -> float:
+                began_s = time.monotonic()
+                runner.run_to_end(self._told_to_stop)
+                if self._told_to_stop():
+                    raise _Stopped
+                return time.monotonic() - began_s
+
+            yield catch_up
+
+    def _taken_over(self, driver: int, session: SparkSession, stack: ExitStack) -> tuple[bool, Leadership | None]:
+        """Whether a job was running, and the leadership where there is a lease; now this process is the only driver."""
+        was_running = not try_lock_open(driver)
+        leadership = None
+        if needs_lease(self._layout, self._settings):
+            try_lock_open(driver, shared=True)  # as all leaders do
+            asking = replace(self._settings, take_over=True)
+            candidate = stack.enter_context(standing_by(self._layout, asking, self._told_to_stop))
+            if candidate is not None:
+                leadership = lead(candidate, self._layout, asking, self._told_to_stop, self._teller.note)
+            if leadership is None:
+                raise _Stopped
+            stack.callback(leadership.release)
+        elif was_running:
+            self._teller.note("The running job is asked to stop after its batch")
+            self._ask(driver)
+        check_whole(self._layout)
+        driver_lock.note_holder(driver, os.getpid(), *filter(None, [jvm_pid(session)]))
+        return was_running, leadership
+
+    def _ask(self, driver: int) -> None:
+        """Have the running job stop. A run that is just starting removes the request, so the request is repeated."""
+
+        def is_free() -> bool:
+            if self._told_to_stop():
+                raise _Stopped
+            self._layout.handover.touch()
+            return try_lock_open(driver)
+
+        try:
+            if not wait_until(is_free, HANDOVER_S_MAX, _POLL_S):
+                raise PipelineRunning(
+                    f"The running job (process {driver_lock.holders(self._layout.driver_lock)}) does not end",
+                    where=str(self._layout.root),
+                    next_step="Stop it, then repeat this command: the backfill is done, and is not repeated",
+                )
+        finally:
+            self._layout.handover.unlink(missing_ok=True)
+
+    def _switch(self, chosen: Sequence[ViewChange], leadership: Leadership | None) -> None:
+        layout = self._layout if leadership is None else Layout(leadership.root)
+        before = layout.pointers()
+        for name in (each.view for each in chosen if each.filled):
+            _check_covers(layout, name, before[name])
+        after = switched(before, chosen)
+        POINTERS.write(layout.generations, after)
+        sweep(self._layout)
+        for each in chosen:
+            self._teller.note(_told(each, after.get(each.view)))
+
+    def _go_on(self, session: SparkSession, driver: int, leadership: Leadership | None) -> None:
+        settings, tell = self._settings, self._teller.tell
+        runner = Runner(
+            self._app, self._layout, settings, session=session, on_beat=tell, leadership=leadership, lock=driver
+        )
+        if leadership is not None:
+            run_leader(runner, leadership, self._told_to_stop, self._teller)
+            return
+        with runner:
+            lead_until(runner, self._layout, self._told_to_stop, self._teller)
+
+
+@contextmanager
+def alone(layout: Layout) -> Iterator[int]:
+    """Holds the lock of the one process that changes generations; PipelineRunning while another one does."""
+    layout.root.mkdir(parents=True, exist_ok=True)
+    handle = try_lock(layout.apply_lock)
+    if handle is None:
+        raise PipelineRunning(
+            f"Another process ({driver_lock.holders(layout.apply_lock)}) applies a change to this folder",
+            where=str(layout.root),
+            next_step="Wait for its end, or stop it: the same command goes on where it ended",
+        )
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str]) -> None:
+    """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration."""
+    pointers = layout.pointers()
+    for name, planned in plans.items():
+        pointer = pointers.get(name) or ViewPointer(ViewGeneration(1, name) if _has_run(layout, name) else None)
+        usable = [each for each in pointer.kept if name not in refold and _has_run(layout, name, each)]
+        found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each))]
+        pointers[name] = replace(pointer, next=found[0] if found else _new(layout, name, pointer))
+    POINTERS.write(layout.generations, pointers)
+    for name in plans:
+        layout.at(name, _next(pointers[name])).root.mkdir(parents=True, exist_ok=True)
+    sweep(layout)
+
+
+def _has_run(layout: Layout, name: str, generation: ViewGeneration | None = None) -> bool:
+    return declaration.has_run(layout.view(name) if generation is None else layout.at(name, generation))
+
+
+def _fits(planned: PlannedView, places: ViewLayout) -> bool:
+    """Whether a generation was, or can be, filled by this query."""
+    return not declaration.has_run(places) or declaration.difference(planned.catalogue, planned.text, places) is None
+
+
+def _new(layout: Layout, name: str, pointer: ViewPointer) -> ViewGeneration:
+    folder = layout.root / "views" / name
+    if not pointer.all() and not folder.exists():
+        return ViewGeneration(1, name)
+    there = [int(path.name) for path in folder.glob("generations/*") if path.name.isdigit()]
+    number = 1 + max([1, *there, *(each.number for each in pointer.all())])
+    return ViewGeneration(number, f"{name}/generations/{number}")
+
+
+def _next(pointer: ViewPointer) -> ViewGeneration:
+    assert pointer.next is not None, "step 1 has registered it"
+    return pointer.next
+
+
+def switched(pointers: Pointers, chosen: Sequence[ViewChange], kept_max: int = KEPT) -> Pointers:
+    """The pointers after step 6: filled generations are current, and renamed views have their old folder."""
+    after = dict(pointers)
+    for change in chosen:
+        if change.was is not None:
+            after[change.view] = after.pop(change.was, ViewPointer(ViewGeneration(1, change.was)))
+        elif change.filled:
+            pointer = after[change.view]
+            before = [each for each in (pointer.current, *pointer.kept) if each not in (None, pointer.next)]
+            after[change.view] = ViewPointer(pointer.next, kept=tuple(each for each in before if each)[:kept_max])
+    return {name: pointer for name, pointer in after.items() if pointer != ViewPointer(ViewGeneration(1, name))}
+
+
+def _check_covers(layout: Layout, name: str, pointer: ViewPointer) -> None:
+    """The new generation has read everything that the old one has."""
+    if pointer.current is None:
+        return
+    new, old = _position(layout.at(name, _next(pointer))), _position(layout.at(name, pointer.current))
+    if not new.covers(old):
+        raise PipelineFailed(
+            f"The new generation of the view {name!r} stands at {new}, and the old one at {old}",
+            where=str(layout.root),
+            next_step="Repeat the command: nothing was switched",
+        )
+
+
+def _position(places: ViewLayout) -> Position:
+    checkpoint = Checkpoint(Storage.at(places.checkpoint))
+    commits = checkpoint.commits()
+    return checkpoint.plan(commits[-1]).position if commits else Position.start()
+
+
+def sweep(layout: Layout) -> None:
+    """Delete the generations that no pointer names: replaced ones, and remains of crashes. For the lock's holder."""
+    pointers = layout.pointers()
+    named = {each.folder for pointer in pointers.values() for each in pointer.all()}
+    views = layout.root / "views"
+    for path in views.glob("*/generations/*/"):
+        if str(path.relative_to(views)) not in named:
+            shutil.rmtree(path, ignore_errors=True)
+    for name in (name for name in pointers if name not in named):
+        for path in (views / name).glob("*"):
+            if path.name != "generations":
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def roll_back(layout: Layout, name: str) -> ViewGeneration:
+    """Make the kept generation of a view current again; returns it. PipelineRunning while a job runs.
+
+    Readers go back to it at once, and in time: it has the events up to its switch, until its application runs.
+    """
+    with alone(layout), _no_driver(layout):
+        pointers = layout.pointers()
+        pointer = pointers.get(name)
+        if pointer is None or pointer.current is None or not pointer.kept:
+            raise RequestInvalid(
+                f"The view {name!r} has no generation to go back to",
+                where=str(layout.generations),
+                next_step="`stateside views` shows which generations are kept",
+            )
+        first, *others = pointer.kept
+        pointers[name] = ViewPointer(first, kept=(pointer.current, *others), at_once=True)
+        POINTERS.write(layout.generations, pointers)
+        return first
+
+
+def drop(layout: Layout, name: str) -> int:
+    """Delete the generations of a view that are kept, and all of one that was removed; returns the bytes."""
+    with alone(layout):
+        pointers = layout.pointers()
+        pointer = pointers.get(name, ViewPointer(ViewGeneration(1, name)))
+        heartbeat = Heartbeat.load(layout.view(name).heartbeat)
+        if heartbeat is not None and heartbeat.state == "removed":
+            return _drop_all(layout, name, pointers, pointer)
+        size = sum(size_of(layout.at(name, each).root) for each in pointer.kept)
+        if pointer.kept:
+            POINTERS.write(layout.generations, pointers | {name: replace(pointer, kept=())})
+            sweep(layout)
+        return size
+
+
+def _drop_all(layout: Layout, name: str, pointers: Pointers, pointer: ViewPointer) -> int:
+    roots = [layout.at(name, each).root for each in pointer.all()]
+    size = sum(map(size_of, roots))
+    if pointers.pop(name, None) is not None:
+        POINTERS.write(layout.generations, pointers)
+    for root in roots:
+        shutil.rmtree(root, ignore_errors=True)
+    return size
+
+
+@contextmanager
+def _no_driver(layout: Layout) -> Iterator[None]:
+    handle = try_lock(layout.driver_lock)
+    if handle is None:
+        raise PipelineRunning(
+            f"A job (process {driver_lock.holders(layout.driver_lock)}) runs on this folder",
+            where=str(layout.root),
+            next_step="Stop it first; or apply the old application, which goes back while the job runs",
+        )
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _refuse_new(app: App, layout: Layout, found: Sequence[ViewChange], wanted: Selection) -> None:
+    """ViewChanged for views that cannot be folded again, or that would keep the run from going on."""
+    stuck = [each for each in found if wanted.has(each) and each.verdict == "must be new"]
+    if stuck:
+        raise ViewChanged(
+            f"The application {app.name!r} has a view that cannot be changed:\n{comparison.table(stuck)}\n",
+            where=str(layout.root),
+            next_step="Give the view another name, or take the change back",
+        )
+    others = [each.view for each in found if each.refused and not wanted.has(each)]
+    if others and not wanted.exit_:
+        raise ViewChanged(
+            f"The application {app.name!r} could not run after this: {', '.join(others)} changed as well",
+            where=str(layout.root),
+            next_step="Apply all changes, or end after this one: --exit",
+        )
+
+
+class _Progress:
+    """Reports each batch of a backfill."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller, self._events = teller, dict[str, int]()
+
+    def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        for progress in finished:
+            self._events[view] = self._events.get(view, 0) + progress["numInputRows"]
+            if progress["numInputRows"]:
+                rate = progress.get("processedRowsPerSecond") or 0.0
+                self._teller.note(f"{view}: {self._events[view]:,} events folded, {rate:,.0f} a second")
+
+
+def _told(change: ViewChange, pointer: ViewPointer | None) -> str:
+    if change.verdict == "removed":
+        return f"{change.view}: removed; its last rows are served on"
+    number = 1 if pointer is None or pointer.current is None else pointer.current.number
+    kept = "" if pointer is None or not pointer.kept else f"; generation {pointer.kept[0].number} is kept"
+    return f"{change.view}: generation {number} is served from now on{kept}"

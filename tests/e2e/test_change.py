@@ -1,0 +1,333 @@
+"""A running application is changed: views are folded again beside the old ones, and readers switch at one moment."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stateside.core.layout import Layout
+from stateside.core.positions import Position
+from stateside.core.processes import EXIT_FINAL, Child, free_port
+from stateside.journal import Event, JournalWriter, open_journal
+from stateside.testing import rows as rows_of
+from stateside.views.heartbeat import Heartbeat
+from tests.serving.conftest import wait_until_it_answers
+from tests.waiting import WAIT_S_MAX, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]
+
+CODE = """
+import stateside
+from pyspark.sql import functions as F
+
+app = stateside.App("shop", fields="amount long")
+
+@app.view(key=["entity"], name="{name}"{more})
+def total(events):
+    return events.groupBy("entity").agg(F.sum("amount").alias("total"){columns})
+"""
+OLD: dict[str, str] = {"name": "total", "columns": "", "more": ""}
+NEW = OLD | {"columns": ', F.count("*").alias("orders")'}
+OTHER = """
+@app.view(key=["type"])
+def types(events):
+    return events.groupBy("type").agg(F.count("*").alias("events"))
+"""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from stateside.pipeline.app import load
+from stateside.pipeline.apply import apply
+from stateside.pipeline.foreground import LinesForPeople, gather_settings
+
+sys.path.insert(0, "")
+app = load(sys.argv[1])
+step = int(sys.argv[3])
+apply(
+    app, Path(sys.argv[2]), gather_settings(app, None, {}), LinesForPeople(sys.stderr),
+    on_step=lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == step else None,
+)
+"""
+ENTITIES = 20
+
+
+class Shop:
+    """A folder, and versions of the code that runs in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.layout, self.code = Layout(folder / "app"), folder / "code"
+        self.code.mkdir(parents=True)
+        self.events: list[Event] = []
+        self._started: list[subprocess.Popen[str]] = []
+
+    def version(self, name: str, parts: dict[str, str], more: str = "") -> str:
+        (self.code / f"{name}.py").write_text(CODE.format(**parts) + more)
+        return f"{name}:app"
+
+    def append(self, count: int) -> None:
+        with JournalWriter(self.layout.journal) as writer:
+            for _ in range(count):
+                number = len(self.events)
+                event = Event(f"o{number}", f"e{number % ENTITIES}", f"t{number % 3}", 0, {"amount": number})
+                self.events.append(event)
+            writer.append(self.events[-count:])
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "stateside", *arguments, "--dir", str(self.layout.root)]
+        child = subprocess.Popen(command, cwd=self.code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._started.append(child)
+        return child
+
+    def call(self, *arguments: str) -> tuple[int, str]:
+        child = self.start(*arguments)
+        output = child.communicate(timeout=300)[0]
+        return child.returncode, output
+
+    def run_to_end(self, target: str, *views: str) -> None:
+        child = self.start("run", target)
+        try:
+            wait_until(lambda: all(self.has_all(view) for view in views), lambda: f"{child.poll()}")
+        finally:
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 0, child.communicate()[0]
+
+    def has_all(self, view: str) -> bool:
+        heartbeat = Heartbeat.load(self.layout.view(view).heartbeat)
+        return heartbeat is not None and heartbeat.state == "idle" and heartbeat.source_end == self.end()
+
+    def end(self) -> Position:
+        return open_journal(self.layout.journal).end()
+
+    def expected(self, position: int | None = None) -> list[dict[str, Any]]:
+        """A fold of the events before a position, with plain Python."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for event in self.events[:position]:
+            found[event.entity].append(event.payload["amount"])
+        return [{"entity": entity, "total": sum(v), "orders": len(v)} for entity, v in sorted(found.items())]
+
+    def stop(self) -> None:
+        for child in self._started:
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    made.stop()
+
+
+def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+
+def test_a_change_is_refused_then_applied_while_nothing_runs_and_taken_back(shop: Shop) -> None:
+    old, new = shop.version("old", OLD), shop.version("new", NEW)
+    shop.append(300)
+    code, said = shop.call("check", old)
+    assert (code, said.split()) == (0, ["total", "new", "300", "events", "to", "fold"]), "it never ran"
+    shop.run_to_end(old, "total")
+
+    code, refused = shop.call("run", new)
+    assert code == EXIT_FINAL and "needs a backfill" in refused, refused
+    code, checked = shop.call("check", new)
+    line = next(line for line in checked.splitlines() if "needs a backfill" in line)
+    assert code == 1 and line in refused, "the run shows the same table"
+    assert "its column 'orders' is new" in line and "300 events to fold" in line and "bytes" in line
+    command = f"stateside apply new:app --dir {shop.layout.root}"
+    assert command in checked and command in refused
+    (told,) = json.loads(shop.call("check", new, "--json")[1])
+    assert (told["view"], told["verdict"], told["events"]) == ("total", "needs a backfill", 300)
+
+    shop.append(100)
+    code, said = shop.call("apply", new)
+    assert code == 0 and "generation 2 is served from now on; generation 1 is kept" in said, said
+    assert rows_of(shop.layout, "total") == shop.expected()
+    code, said = shop.call("check", new)
+    assert (code, said.split()) == (0, ["total", "continues"])
+    code, said = shop.call("check", old)
+    assert code == 1 and "its column 'orders' is gone" in said
+
+    shop.append(50)
+    code, said = shop.call("apply", old)
+    assert code == 0 and "50 events folded" not in said and "150 events folded" in said, "only what it lacks"
+    pointer = shop.layout.pointers()["total"]
+    assert (pointer.current.number, [each.number for each in pointer.kept]) == (1, [2])  # type: ignore[union-attr]
+    assert rows_of(shop.layout, "total") == without(shop.expected(), "orders")
+    shop.run_to_end(old, "total")
+    assert shop.call("rollback", "--view", "total")[0] == 0
+    assert rows_of(shop.layout, "total") == shop.expected(400), "as of its last batch"
+    shop.run_to_end(new, "total")
+    assert rows_of(shop.layout, "total") == shop.expected()
+
+
+@dataclass
+class Client:
+    """Asks for rows again and again, each time once, at a fixed rate."""
+
+    url: str
+    per_s: float = 200.0
+    answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Client:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=WAIT_S_MAX) as client:
+            due_s, number = time.monotonic(), 0
+            while not self._ended.is_set():
+                due_s, number = due_s + 1 / self.per_s, number + 1
+                path = "/v1/views/total/rows" if number % 10 == 0 else f"/v1/views/total/rows/e{number % ENTITIES}"
+                try:
+                    answer = client.get(self.url + path).raise_for_status().json()
+                    self.answers.append((time.time(), answer))
+                except httpx.HTTPError as error:
+                    self.failed.append(f"{type(error).__name__}: {error}")
+                time.sleep(max(0.0, due_s - time.monotonic()))
+
+    def generation(self) -> int:
+        return self.answers[-1][1]["stamp"]["generation"] if self.answers else 0
+
+
+@contextmanager
+def producing(shop: Shop) -> Iterator[None]:
+    ended = threading.Event()
+
+    def produce() -> None:
+        while not ended.wait(0.05):
+            shop.append(5)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def serving(shop: Shop, log: Path) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "stateside", "serve", "--dir", str(shop.layout.root), "--port", str(port)]
+    child = Child(command, log)
+    try:
+        wait_until_it_answers(f"http://127.0.0.1:{port}/v1/views/total/rows/e1", child)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.stop()
+
+
+def check_answers(shop: Shop, client: Client) -> float:
+    """No failed or mixed answer, no step back; returns the time of the first answer of the second generation."""
+    assert client.failed == []
+    last, first_s = (0, 0), 0.0
+    for time_s, answer in client.answers:
+        stamp = answer["stamp"]
+        position, generation = Position.parse(stamp["position"]).one(), stamp["generation"]
+        assert position >= last[0] and generation >= last[1], (last, stamp)
+        last, first_s = (position, generation), first_s or (time_s if generation == 2 else 0.0)
+        rows = {row["entity"]: row for row in shop.expected(position)}
+        for row in answer["rows"]:
+            expected = rows[row["entity"]]
+            assert row == (expected if generation == 2 else {n: v for n, v in expected.items() if n != "orders"})
+    assert last[1] == 2
+    return first_s
+
+
+def test_readers_of_a_running_job_switch_without_a_failed_or_mixed_answer(shop: Shop, tmp_path: Path) -> None:
+    old, new = shop.version("old", OLD), shop.version("new", NEW, OTHER)
+    shop.append(1_000)
+    job = shop.start("run", old)
+    wait_until(lambda: shop.has_all("total"))
+    with serving(shop, tmp_path / "serve.log") as url, producing(shop), Client(url) as one, Client(url) as two:
+        wait_until(lambda: one.generation() == two.generation() == 1)
+        applied = shop.start("apply", new)
+        wait_until(lambda: job.poll() is not None or applied.poll() is not None, lambda: "the job goes on")
+        assert job.wait(60) == 0 and "hands over" in job.communicate()[0]
+        wait_until(lambda: one.generation() == two.generation() == 2, lambda: str(applied.poll()))
+        switched_s = shop.layout.generations.stat().st_mtime
+        stood = one.answers[-1][1]["stamp"]["batch"]
+        wait_until(lambda: one.answers[-1][1]["stamp"]["batch"] > stood + 2, lambda: "the new job runs")
+        wait_until(lambda: httpx.get(f"{url}/v1/views/types/rows/t1").status_code == 200)
+    applied.send_signal(signal.SIGTERM)
+    assert applied.wait(60) == 0, applied.communicate()[0]
+    delays_ms = [1_000 * (check_answers(shop, client) - switched_s) for client in (one, two)]
+    asked = len(one.answers) + len(two.answers)
+    print(f"{asked} requests, 0 failed, switched after {delays_ms[0]:.0f} and {delays_ms[1]:.0f} ms")
+    assert rows_of(shop.layout, "total") == shop.expected(rows_position(shop))
+
+
+def rows_position(shop: Shop) -> int:
+    from stateside.core.storage import Storage
+    from stateside.spark_state.batch_log import Checkpoint
+
+    checkpoint = Checkpoint(Storage.at(shop.layout.view("total").checkpoint))
+    return checkpoint.plan(checkpoint.commits()[-1]).position.one()
+
+
+def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(shop: Shop) -> None:
+    old, new = shop.version("old", OLD), shop.version("new", NEW)
+    shop.append(500)
+    shop.run_to_end(old, "total")
+    for step in range(1, 8):
+        killed = [sys.executable, "-c", KILLED, new, str(shop.layout.root), str(step)]
+        ended = subprocess.run(killed, cwd=shop.code, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == -signal.SIGKILL, (step, ended.stderr)
+        rows = rows_of(shop.layout, "total")
+        assert rows == (shop.expected() if step == 7 else without(shop.expected(), "orders")), step
+    code, said = shop.call("apply", new)
+    assert (code, "Nothing has changed" in said) == (0, True), said
+    shop.append(10)
+    shop.run_to_end(new, "total")
+    assert rows_of(shop.layout, "total") == shop.expected()
+
+
+def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_says_so(shop: Shop) -> None:
+    old = shop.version("old", OLD, OTHER)
+    shop.append(200)
+    shop.run_to_end(old, "total", "types")
+    third = OTHER.replace("types", "kinds").replace('alias("events")', 'alias("happened")')
+    new = shop.version("new", OLD | {"name": "sums"}, third)
+    code, said = shop.call("check", new)
+    verdicts = {line.split()[0]: line.split()[1] for line in said.splitlines() if line.startswith("  ")}
+    assert {name: verdicts[name] for name in ("sums", "kinds", "types")} == {
+        "sums": "renamed",
+        "kinds": "new",
+        "types": "removed",
+    }
+    assert code == 0 and "stateside apply" in said
+    code, said = shop.call("apply", new)
+    assert code == 0 and "events folded" in said, said
+    assert [view.name for view in shop.layout.views()] == ["kinds", "sums", "types"]
+    assert rows_of(shop.layout, "sums") == without(shop.expected(), "orders")
+    assert [row["happened"] for row in rows_of(shop.layout, "kinds")] == [67, 67, 66]
+    heartbeat = Heartbeat.load(shop.layout.view("types").heartbeat)
+    assert heartbeat is not None and heartbeat.state == "removed"
+    shop.append(10)
+    shop.run_to_end(new, "sums", "kinds")
+    assert rows_of(shop.layout, "sums") == without(shop.expected(), "orders")
