@@ -29,12 +29,11 @@ from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica import lists
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.replica.bootstrap import Bootstrap, LoadStopped
+from stateside.replica.bootstrap import Bootstrap, LoadStopped, Watch, nobody
 from stateside.replica.checksums import ReplicaDamaged
 from stateside.replica.environment import full_disk, loading_folder
 from stateside.replica.history import Keep
 from stateside.replica.keys import KeyCodec
-from stateside.replica.load_progress import Watch, nobody
 from stateside.replica.rollup_tables import Rollups, rollups_of
 from stateside.replica.shard import Share, SharedTranslator
 from stateside.replica.store import ReplicaWriter

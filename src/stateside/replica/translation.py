@@ -22,9 +22,9 @@ from stateside.spark_state.column_families import ColumnFamilies, delimiter_of, 
 from stateside.spark_state.compression import damaged
 from stateside.spark_state.hdfs_store import HdfsSnapshot
 from stateside.spark_state.rocksdb_snapshot import StateSnapshot
-from stateside.spark_state.schema import read_schema
 from stateside.spark_state.slices import ChangeBlock
 from stateside.spark_state.state_variables import LIST_STATE, KeyDecoder
+from stateside.spark_state.types import read_schema
 from stateside.views.catalogue import Catalogue
 from stateside.views.state_catalogue import check_state, completed, served_variable
 

@@ -1,24 +1,34 @@
-"""State store providers: which store holds a query's state, and a batch's changes from either store.
+"""State stores: which one holds a query's state, the files of a partition's state, and a batch's changes.
 
 Every `offsets/N` names the query's store, which never changes after the query's first run. A file without this entry is
-older than every store but the HDFS-backed one.
+older than every store but the HDFS-backed one. Either store writes a file of changes with every batch, and now and then
+a snapshot of a whole partition:
+
+    store          changes                      a snapshot
+    RocksDB        VERSION.changelog            VERSION.zip, and the tables that it names      see `rocksdb_snapshot`
+    HDFS-backed    VERSION.delta                VERSION.snapshot                               see `hdfs_store`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from stateside.core.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.storage import Storage
+from stateside.spark_state import hdfs_store, rocksdb_snapshot
 from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
 from stateside.spark_state.changelog import Changelog, check_encoding, read_changelog, state_stem
-from stateside.spark_state.hdfs_store import read_delta
-from stateside.spark_state.sst import read_version_changes
+from stateside.spark_state.hdfs_store import HdfsSnapshot, read_delta
+from stateside.spark_state.rocksdb_snapshot import StateSnapshot, read_version_changes, table_names
 
 _SETTING = "spark.sql.streaming.stateStore.providerClass"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state"
+AnySnapshot = StateSnapshot | HdfsSnapshot
 
 
 class Provider(Enum):
@@ -26,6 +36,58 @@ class Provider(Enum):
 
     HDFS = f"{_PACKAGE}.HDFSBackedStateStoreProvider"
     ROCKSDB = f"{_PACKAGE}.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The sources of a partition's state: a snapshot, or nothing, and the changes after it, in order.
+
+    Each version is a `Commit` that names this partition's files; Spark may have deleted the real commit.
+    """
+
+    provider: Provider
+    operator: int
+    partition: int
+    snapshot: Commit | None
+    changes: tuple[Commit, ...]
+
+    def snapshot_name(self) -> str | None:
+        suffix = ".snapshot" if self.provider is Provider.HDFS else ".zip"
+        return f"{state_stem(self.snapshot, self.operator, self.partition)}{suffix}" if self.snapshot else None
+
+    def file_names(self, storage: Storage) -> list[str]:
+        """All files of the chain; FileNotFoundError if its snapshot is gone."""
+        name, on_rocksdb = self.snapshot_name(), self.provider is Provider.ROCKSDB
+        names = [] if name is None else [name, *(table_names(storage, name) if on_rocksdb else ())]
+        suffix = ".changelog" if on_rocksdb else ".delta"
+        return names + [f"{state_stem(commit, self.operator, self.partition)}{suffix}" for commit in self.changes]
+
+    def open_snapshot(self, storage: Storage, scratch: Path) -> AbstractContextManager[AnySnapshot]:
+        """The snapshot at its place in a copy of the checkpoint. `scratch`: as for `StateSnapshot`."""
+        name = self.snapshot_name()
+        assert name is not None, "this chain begins with a snapshot"
+        if self.provider is Provider.HDFS:
+            return nullcontext(HdfsSnapshot(storage, name))
+        return StateSnapshot(storage, name, scratch)
+
+    def read_changes(self, storage: Storage, commit: Commit, *, prefixed: bool) -> Changelog:
+        """The changes of one version in a copy of the checkpoint."""
+        if self.provider is Provider.HDFS:
+            return read_delta(storage, commit, self.operator, self.partition)
+        return read_changelog(storage, commit, self.operator, self.partition, prefixed=prefixed)
+
+
+def newest_chain(
+    checkpoint: Checkpoint, plan: Plan, commit: Commit, operator: int, partition: int, without: Collection[str] = ()
+) -> Chain | None:
+    """The shortest chain to the state after a batch; None if every chain lacks a file.
+
+    Snapshots among `without`, whole names, are passed over as damaged.
+    """
+    provider = provider_of(plan, checkpoint.storage.path(f"offsets/{commit.batch}"))
+    store = hdfs_store if provider is Provider.HDFS else rocksdb_snapshot
+    found = store.newest_versions(checkpoint.storage, commit, operator, partition, without)
+    return None if found is None else Chain(provider, operator, partition, *found)
 
 
 def provider_of(plan: Plan, path: str) -> Provider:
@@ -62,8 +124,8 @@ def read_batch_changes(
 
     With `prefixed` the operator's keys are in two parts where the store has such keys (`changelog`); a change without
     `key_rest` then has the whole key in one row. With `scratch`, a folder of the reader's own, a store without
-    changelogs is read too (`sst`). CheckpointInvalid for an unknown store or encoding, CheckpointGap if Spark has
-    deleted the file already.
+    changelogs is read too (`read_version_changes`). CheckpointInvalid for an unknown store or encoding, CheckpointGap
+    if Spark has deleted the file already.
     """
     path = checkpoint.storage.path(f"offsets/{plan.batch}")
     check_encoding(plan, path)

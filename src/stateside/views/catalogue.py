@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.json_file import JsonFile
-from stateside.spark_state.schema import Column, StateSchema
-from stateside.spark_state.types import parse_type
+from stateside.spark_state.types import Column, StateSchema, parse_type
 
 VERSION = 4
 _VERSIONS = (2, 3, VERSION)  # 2 had no computed columns, 3 no archive

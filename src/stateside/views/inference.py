@@ -18,8 +18,17 @@ from dataclasses import dataclass, replace
 from stateside.core.errors import CheckpointInvalid, StatesideError, ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import AGGREGATION, SUPPORTED, Checkpoint
-from stateside.spark_state.schema import Column, StateSchema, read_schema
-from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import (
+    Array,
+    Column,
+    Map,
+    Primitive,
+    SparkType,
+    StateSchema,
+    Struct,
+    parse_type,
+    read_schema,
+)
 from stateside.views.catalogue import Catalogue, KeyColumn, Kind, StateColumn, ViewColumn
 from stateside.views.column_types import apart
 from stateside.views.other_state import views_of_groups, views_of_join

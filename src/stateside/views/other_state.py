@@ -45,7 +45,7 @@ from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Checkpoint, Commit
 from stateside.spark_state.column_families import read_families
-from stateside.spark_state.schema import Column, StateSchema, columns_of, read_schema
+from stateside.spark_state.types import Column, StateSchema, columns_of, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.catalogue import Catalogue, KeyColumn, ViewColumn
 from stateside.views.column_types import apart, unkeyable, unserved

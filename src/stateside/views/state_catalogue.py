@@ -20,8 +20,8 @@ from stateside.core.errors import ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.avro_row import encoding_of
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.spark_state.schema import StateSchema, read_schema
 from stateside.spark_state.state_variables import VALUE_STATE, StateVariable, ValueDecoder, read_variables
+from stateside.spark_state.types import StateSchema, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.catalogue import Catalogue, KeyColumn, ViewColumn
 from stateside.views.column_types import apart, unkeyable, unserved
