@@ -42,7 +42,7 @@ from stateside.spark_state.provider import read_batch_changes
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import KnownFunctions
 from stateside.views.heartbeat import Heartbeat
-from stateside.views.other_state import checkpoint_of
+from stateside.views.state_catalogue import checkpoint_of
 
 HEARTBEATS_MAX = 10_000  # waiting for a batch that covers them: about half an hour
 

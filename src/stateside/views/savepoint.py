@@ -43,7 +43,7 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.changelog import changelog_name
 from stateside.spark_state.checksum import checksum_names
 from stateside.spark_state.provider import newest_chain
-from stateside.views.other_state import JOIN_STORES, StoreCheckpoint, one_store
+from stateside.views.state_catalogue import JOIN_STORES, StoreCheckpoint, one_store
 
 _LOGS = ("offsets", "commits")
 
