@@ -31,7 +31,7 @@ COMMANDS = {  # the module of each command, loaded when the command is called
     "chaos": "chaos",
     "dead-letters": "applications",
     "demo": "applications",
-    "dev": "kafka",
+    "dev": "dev",
     "doctor": "applications",
     "get": "query",
     "journal": "journal",
