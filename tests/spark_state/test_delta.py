@@ -13,8 +13,7 @@ from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
 from stateside.spark_state.changelog import StateChange
-from stateside.spark_state.hdfs_store import HdfsSnapshot, newest_versions, read_delta
-from stateside.spark_state.provider import Chain, newest_chain
+from stateside.spark_state.provider import Chain, HdfsSnapshot, newest_chain, newest_deltas, read_delta
 from stateside.spark_state.slices import blocks
 from tests.sizes import examples
 
@@ -176,12 +175,12 @@ def test_a_snapshot_after_the_batch_does_not_count(store: Callable[..., Storage]
 
 def test_a_snapshot_whose_later_deltas_are_gone_is_of_no_use(store: Callable[..., Storage]) -> None:
     storage = store(range(10, 13), 3, 7)
-    assert newest_versions(storage, Commit(11, 0, {}), 0, 0) is None
-    assert newest_versions(storage, Commit(6, 0, {}), 0, 0) == (Commit(6, 0, {}), ())
+    assert newest_deltas(storage, Commit(11, 0, {}), 0, 0) is None
+    assert newest_deltas(storage, Commit(6, 0, {}), 0, 0) == (Commit(6, 0, {}), ())
 
 
 def test_where_there_is_no_state_there_is_no_snapshot(put: Put) -> None:
-    assert newest_versions(put("other", b""), Commit(5, 0, {}), 0, 0) is None
+    assert newest_deltas(put("other", b""), Commit(5, 0, {}), 0, 0) is None
 
 
 def test_the_shortest_way_to_a_batch_is_its_newest_snapshot_and_the_deltas_after_it(
