@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.compare import Result, Side, compare
 from benchmarks.played_spark import BUFFERS, KEY, pairs
 from stateside.spark_state.arrow_rows import RowsToArrow
-from stateside.spark_state.schema import Column
 from stateside.spark_state.slices import whole_block
+from stateside.spark_state.types import Column
 from stateside.spark_state.unsafe_row import RowDecoder
 
 ROWS = 200_000

@@ -1,11 +1,15 @@
-"""The shape of the source, counted: modules, importers, names, lengths, wording. `make lint` prints these figures."""
+"""The shape of the source, counted: modules, importers, names, lengths, wording. `make lint` prints these figures.
+
+`python tools/shape.py --single` also lists the modules with one importer, each with its lines and its importer's.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import statistics
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +24,7 @@ def main() -> None:
     modules = {_name(path): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
     own = [name for name in modules if not (SOURCE / name.replace(".", "/")).is_dir()]
     importers = _importers(modules)
-    single = [name for name in own if importers[name] == 1]
+    single = sorted(name for name in own if len(importers[name]) == 1)
     leaves = Counter(name.rsplit(".", 1)[-1] for name in own)
     nodes = [node for tree in modules.values() for node in ast.walk(tree)]
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
@@ -41,6 +45,9 @@ def main() -> None:
     print("Shape of the source")
     for label, figure in rows.items():
         print(f"  {label:34}{figure}")
+    for name in single if "--single" in sys.argv else ():
+        (importer,) = importers[name]
+        print(f"  {name} ({lengths[name]}) <- {importer} ({lengths.get(importer, 'package')})")
 
 
 def _name(path: Path) -> str:
@@ -48,15 +55,13 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _importers(modules: dict[str, ast.Module]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for tree in modules.values():
-        imported = set[str]()
+def _importers(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for importer, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                names = (f"{node.module}.{alias.name}" for alias in node.names)
-                imported.update(name if name in modules else node.module for name in names)
-        found.update(imported)
+                for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                    found[name if name in modules else node.module].add(importer)
     return found
 
 

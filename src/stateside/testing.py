@@ -42,10 +42,8 @@ if TYPE_CHECKING:
 _numbers = count(1)
 
 
-class Crash(OperatingError):
+class Crash(OperatingError, code="testing-crash"):
     """Raised by crash markers and crashing sinks."""
-
-    code = "testing-crash"
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 
 import stateside
 from stateside.core.errors import ViewInvalid
+from stateside.views.aggregates import check_rollups
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
-from stateside.views.rollups import check_rollups
 
 COUNTRY = KeyColumn("country", "string", StateColumn(0, "country", "string"), "country")
 SESSION = KeyColumn(

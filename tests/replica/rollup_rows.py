@@ -12,7 +12,7 @@ from typing import Any
 
 from stateside.replica.keys import KeyCodec
 from stateside.replica.rollup_tables import Kept, Rollups
-from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Column
 from stateside.spark_state.unsafe_row import RowDecoder
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
 from stateside.views.functions import KnownFunctions

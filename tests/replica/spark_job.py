@@ -27,7 +27,7 @@ from stateside.replica.keys import KeyCodec
 from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.snapshot import Snapshot
 from stateside.replica.tail import Tail
-from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Column
 from stateside.spark_state.unsafe_row import RowDecoder
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from stateside.replica import key_blocks
 from stateside.replica.key_blocks import TEXT_BYTES_MAX, KeyEncoder
 from stateside.replica.keys import KeyCodec, keyable
-from stateside.spark_state.schema import Column
 from stateside.spark_state.slices import Slices
-from stateside.spark_state.types import parse_type
+from stateside.spark_state.types import Column, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder
 from tests.rows import VALUES, WINDOW, encode_row, struct_of
 from tests.sizes import examples

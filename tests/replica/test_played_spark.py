@@ -8,8 +8,8 @@ import pytest
 from benchmarks.played_spark import KINDS, PERIOD_US, PlayedSpark
 from stateside.core.layout import ViewLayout
 from stateside.replica import bootstrap
+from stateside.replica.bootstrap import LoadProgress
 from stateside.replica.keys import KeyCodec
-from stateside.replica.load_progress import LoadProgress
 from stateside.replica.store import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.spark_state import slices

@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from stateside.replica import load_progress
-from stateside.replica.load_progress import READING_SHARE, LoadCounter, LoadProgress
+from stateside.replica import bootstrap
+from stateside.replica.bootstrap import READING_SHARE, LoadCounter, LoadProgress
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[LoadProgress]:
-    monkeypatch.setattr(load_progress, "WATCH_S", 0.0)
+    monkeypatch.setattr(bootstrap, "WATCH_S", 0.0)
     return []
 
 
@@ -41,7 +41,7 @@ def test_a_load_of_nothing_ends_too(seen: list[LoadProgress]) -> None:
 def test_a_long_load_is_told_to_the_log(
     seen: list[LoadProgress], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_progress, "LOG_S", 0.0)
+    monkeypatch.setattr(bootstrap, "LOG_S", 0.0)
     load = LoadCounter("spending", 7, 100, seen.append)
     load.read(1_000)
     load.end_of_part(50)

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from stateside.cli.tables import LoadBars
-from stateside.replica.load_progress import LoadProgress
+from stateside.replica.bootstrap import LoadProgress
 
 
 def told(*steps: LoadProgress) -> str:

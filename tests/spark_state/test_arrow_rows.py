@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.spark_state.arrow_rows import RowsToArrow
-from stateside.spark_state.schema import Column
 from stateside.spark_state.slices import Slices
-from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Column, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder
 from tests.rows import VALUES, WINDOW, encode_row, values_of
 from tests.sizes import examples

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.spark_state.avro_row import AvroDecoder
-from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Column
 
 INT, LONG = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 ARRAY = {"type": "array", "elementType": "long", "containsNull": False}

@@ -18,7 +18,6 @@ from stateside.spark_state.changelog import (
     changelog_name,
     check_encoding,
     read_changelog,
-    read_changes,
 )
 from tests.sizes import examples
 
@@ -104,7 +103,9 @@ def test_a_key_whose_first_part_is_longer_than_itself_is_damaged(size: int) -> N
 
 def test_a_batchs_changes_are_read_from_its_file(put: Put, compress: Encode, encode_changelog: Encode) -> None:
     storage = put("state/0/1/5.changelog", compress(encode_changelog(RECORDS)))
-    assert read_changes(storage, COMMIT, operator=0, partition=1) == [StateChange(*record) for record in RECORDS]
+    assert list(read_changelog(storage, COMMIT, operator=0, partition=1).changes) == [
+        StateChange(*record) for record in RECORDS
+    ]
 
 
 def test_with_format_v2_the_commit_names_the_file_that_counts(
@@ -112,7 +113,9 @@ def test_with_format_v2_the_commit_names_the_file_that_counts(
 ) -> None:
     put("state/0/1/5_id-of-another-attempt.changelog", compress(encode_changelog([(b"wrong", b"")], LINEAGE)))
     storage = put("state/0/1/5_id-of-1.changelog", compress(encode_changelog(RECORDS, LINEAGE)))
-    assert read_changes(storage, COMMIT_V2, operator=0, partition=1) == [StateChange(*record) for record in RECORDS]
+    assert list(read_changelog(storage, COMMIT_V2, operator=0, partition=1).changes) == [
+        StateChange(*record) for record in RECORDS
+    ]
 
 
 def test_the_version_of_a_file_is_its_batch_and_one() -> None:
@@ -124,7 +127,7 @@ def test_the_version_of_a_file_is_its_batch_and_one() -> None:
 def test_a_file_that_spark_has_deleted_is_a_gap(put: Put) -> None:
     storage = put("metadata", b"")
     with pytest.raises(CheckpointGap, match="The changes of batch 4 are gone") as gap:
-        read_changes(storage, COMMIT, 0, 1)
+        list(read_changelog(storage, COMMIT, 0, 1).changes)
     assert str(gap.value.where).endswith("state/0/1/5.changelog")
 
 

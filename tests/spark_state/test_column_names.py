@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.views.column_types import apart
+from stateside.views.catalogue import apart
 
 names = st.lists(st.sampled_from(["a", "a_2", "a_3", "b", "b_2", "a_2_2"]))
 

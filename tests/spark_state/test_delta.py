@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointGap, CheckpointInvalid
+from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.spark_state.batch_log import Commit
+from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
 from stateside.spark_state.changelog import StateChange
-from stateside.spark_state.hdfs_store import HdfsSnapshot, newest_delta_chain, newest_snapshot, read_delta
+from stateside.spark_state.provider import Chain, HdfsSnapshot, newest_chain, newest_deltas, read_delta
 from stateside.spark_state.slices import blocks
 from tests.sizes import examples
 
@@ -25,6 +26,10 @@ RECORDS: list[Record] = [(b"key one", b"value"), (b"key two", None), (b"", b""),
 ROWS: list[Record] = [(b"key one", b"value"), (b"key two", b""), (b"", b"more")]
 
 records = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=40)), max_size=6)
+
+
+def rows_of(snapshot: HdfsSnapshot) -> list[StateChange]:
+    return [row for block in snapshot.blocks() for row in block]
 
 
 def read(pieces: Iterable[bytes]) -> list[Record]:
@@ -80,14 +85,13 @@ def test_a_delta_is_read_from_the_file_of_its_batch(put: Put, compress_any: Enco
 
 def test_a_snapshot_is_read_row_by_row(put: Put, compress_any: Encode, encode_delta: Encode) -> None:
     storage = put("state/1/2/5.snapshot", compress_any(encode_delta(ROWS), 8))
-    snapshot = HdfsSnapshot(storage, operator=1, partition=2, version=5)
-    assert list(snapshot.rows()) == [StateChange(key, value) for key, value in ROWS]
+    assert rows_of(HdfsSnapshot(storage, "state/1/2/5.snapshot")) == [StateChange(key, value) for key, value in ROWS]
 
 
 def test_a_deletion_in_a_snapshot_is_damage(put: Put, compress: Encode, encode_delta: Encode) -> None:
     storage = put("state/0/0/5.snapshot", compress(encode_delta(RECORDS)))
     with pytest.raises(CheckpointInvalid, match="deleted key"):
-        list(HdfsSnapshot(storage, 0, 0, 5).rows())
+        rows_of(HdfsSnapshot(storage, "state/0/0/5.snapshot"))
 
 
 @settings(max_examples=examples(40, 200))
@@ -129,7 +133,7 @@ def test_files_that_are_gone_are_a_gap(put: Put) -> None:
     with pytest.raises(CheckpointGap, match=r"changes of batch 4 are gone .*5\.delta"):
         read_delta(storage, COMMIT, 0, 0)
     with pytest.raises(CheckpointGap, match=r"snapshot of version 5 is gone .*5\.snapshot"):
-        HdfsSnapshot(storage, 0, 0, 5).rows()
+        HdfsSnapshot(storage, "state/0/0/5.snapshot").blocks()
 
 
 @pytest.fixture
@@ -148,44 +152,54 @@ def store(put: Put, compress: Encode, encode_delta: Encode) -> Callable[..., Sto
     return write
 
 
-@pytest.mark.parametrize(("batch", "version"), [(11, 12), (10, 7), (6, 7), (5, 3), (2, 3), (1, None)])
+def chain_to(storage: Storage, batch: int) -> Chain | None:
+    plan = Plan(batch, Position.start(), 0, 0, {})  # the HDFS-backed store is Spark's default
+    return newest_chain(Checkpoint(storage), plan, Commit(batch, 0, {}), 0, 0)
+
+
+@pytest.mark.parametrize(("batch", "version"), [(11, 12), (10, 7), (6, 7), (5, 3), (2, 3)])
 def test_the_newest_snapshot_is_the_last_one_up_to_the_batch(
-    store: Callable[..., Storage], batch: int, version: int | None
+    store: Callable[..., Storage], tmp_path: Path, batch: int, version: int
 ) -> None:
     storage = store(range(2, 13), 3, 7, 12)
-    snapshot = newest_snapshot(storage, 0, 0, batch)
-    assert (snapshot and snapshot.version) == version
-    if snapshot:
-        assert list(snapshot.rows()) == [StateChange(b"version", b"%d" % snapshot.version)]
+    chain = chain_to(storage, batch)
+    assert chain is not None and chain.snapshot == Commit(version - 1, 0, {})
+    with chain.open_snapshot(storage, tmp_path) as snapshot:
+        assert isinstance(snapshot, HdfsSnapshot)
+        assert rows_of(snapshot) == [StateChange(b"version", b"%d" % version)]
+
+
+def test_a_snapshot_after_the_batch_does_not_count(store: Callable[..., Storage]) -> None:
+    assert chain_to(store(range(2, 13), 3, 7, 12), 1) is None
 
 
 def test_a_snapshot_whose_later_deltas_are_gone_is_of_no_use(store: Callable[..., Storage]) -> None:
     storage = store(range(10, 13), 3, 7)
-    assert newest_snapshot(storage, 0, 0, 11) is None
-    assert newest_snapshot(storage, 0, 0, 6) is not None
+    assert newest_deltas(storage, Commit(11, 0, {}), 0, 0) is None
+    assert newest_deltas(storage, Commit(6, 0, {}), 0, 0) == (Commit(6, 0, {}), ())
 
 
 def test_where_there_is_no_state_there_is_no_snapshot(put: Put) -> None:
-    assert newest_snapshot(put("other", b""), 0, 0, 5) is None
+    assert newest_deltas(put("other", b""), Commit(5, 0, {}), 0, 0) is None
 
 
 def test_the_shortest_way_to_a_batch_is_its_newest_snapshot_and_the_deltas_after_it(
     store: Callable[..., Storage],
 ) -> None:
     storage = store(range(2, 13), 3, 7)
-    chain = newest_delta_chain(storage, Commit(8, 0, {}), 0, 0)
+    chain = chain_to(storage, 8)
     assert chain is not None
-    assert chain.file_names() == ["state/0/0/7.snapshot", "state/0/0/8.delta", "state/0/0/9.delta"]
-    assert chain.snapshot_at(Storage.at("/copy")) == HdfsSnapshot(Storage.at("/copy"), 0, 0, 7)
-    at_snapshot = newest_delta_chain(storage, Commit(6, 0, {}), 0, 0)
-    assert at_snapshot is not None and at_snapshot.file_names() == ["state/0/0/7.snapshot"]
+    assert chain.file_names(storage) == ["state/0/0/7.snapshot", "state/0/0/8.delta", "state/0/0/9.delta"]
+    at_snapshot = chain_to(storage, 6)
+    assert at_snapshot is not None and at_snapshot.file_names(storage) == ["state/0/0/7.snapshot"]
 
 
 def test_without_a_snapshot_all_deltas_are_the_way_unless_one_is_gone(store: Callable[..., Storage]) -> None:
-    chain = newest_delta_chain(store(range(1, 4)), Commit(2, 0, {}), 0, 0)
+    storage = store(range(1, 4))
+    chain = chain_to(storage, 2)
     assert chain is not None
-    assert chain.file_names() == [f"state/0/0/{version}.delta" for version in (1, 2, 3)]
-    assert chain.snapshot_at(Storage.at("/copy")) is None
-    assert newest_delta_chain(store(range(1, 4)), Commit(3, 0, {}), 0, 0) is None
+    assert chain.file_names(storage) == [f"state/0/0/{version}.delta" for version in (1, 2, 3)]
+    assert chain.snapshot_name() is None
+    assert chain_to(store(range(1, 4)), 3) is None
     (Path(store(range(1, 4)).root) / "state/0/0/2.delta").unlink()
-    assert newest_delta_chain(Storage.at(store(range(0)).root), Commit(2, 0, {}), 0, 0) is None
+    assert chain_to(Storage.at(store(range(0)).root), 2) is None

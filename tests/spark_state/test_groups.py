@@ -8,8 +8,7 @@ import pytest
 from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.views.other_state import views_of_groups
-from stateside.views.state_catalogue import check_state, value_decoder
+from stateside.views.state_catalogue import check_state, value_decoder, views_of_groups
 
 from .test_state_variables import struct_type as struct
 

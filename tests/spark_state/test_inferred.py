@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.storage import Storage
-from stateside.views.catalogue import Catalogue
-from stateside.views.column_types import apart
+from stateside.views.catalogue import Catalogue, apart
 from stateside.views.inference import Inferred, infer, safe_name
 from tests.written import WINDOW, WORDS, Written, WrittenOperator, words
 

@@ -10,8 +10,7 @@ from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.catalogue import Catalogue
-from stateside.views.other_state import views_of_join
-from stateside.views.state_catalogue import check_state, value_decoder
+from stateside.views.state_catalogue import check_state, value_decoder, views_of_join
 
 from .test_state_variables import NO_PREFIX, Family, schema_file
 from .test_state_variables import struct_type as struct

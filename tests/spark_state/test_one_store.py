@@ -10,7 +10,7 @@ from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.changelog import changelog_name
 from stateside.views.catalogue import Catalogue
-from stateside.views.other_state import checkpoint_of
+from stateside.views.state_catalogue import checkpoint_of
 
 Put = Callable[[str, bytes | str], Storage]
 

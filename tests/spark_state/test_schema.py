@@ -7,7 +7,7 @@ import pytest
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.storage import Storage
-from stateside.spark_state.schema import Column, StateSchema, read_schema
+from stateside.spark_state.types import Column, StateSchema, read_schema
 
 Put = Callable[[str, bytes], Storage]
 Encode = Callable[..., bytes]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stateside.views.column_types import unkeyable, unserved
+from stateside.views.catalogue import unkeyable, unserved
 
 ARRAY = json.dumps({"type": "array", "elementType": "long", "containsNull": True})
 MAP = json.dumps({"type": "map", "keyType": "string", "valueType": "date", "valueContainsNull": True})

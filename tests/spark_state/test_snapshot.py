@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from rocksdict import Options, Rdict
 
 from stateside.core.errors import CheckpointInvalid
+from stateside.core.positions import Position
 from stateside.core.storage import Storage
-from stateside.spark_state.batch_log import Commit
-from stateside.spark_state.changelog import StateChange
-from stateside.spark_state.rocksdb_snapshot import StateSnapshot, file_names, newest_chain, read_contents
+from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
+from stateside.spark_state.changelog import StateChange, changelog_name, state_stem
+from stateside.spark_state.provider import Provider, newest_chain
+from stateside.spark_state.rocksdb_snapshot import StateSnapshot, newest_versions, read_contents
 
 Put = Callable[[str, bytes], Storage]
 FOLDER = "state/0/0"
@@ -53,6 +55,10 @@ def rows(count: int) -> dict[bytes, bytes]:
     return {b"\x00" + struct.pack(">q", number): b"\x00%d" % number for number in range(count)}
 
 
+def rows_of(snapshot: StateSnapshot, *, prefixed: bool = False) -> list[StateChange]:
+    return [row for block in snapshot.blocks(prefixed=prefixed) for row in block]
+
+
 def table(storage: Storage) -> Path:
     [path] = (Path(storage.root) / FOLDER / "SSTs").iterdir()
     return path
@@ -61,7 +67,7 @@ def table(storage: Storage) -> Path:
 def test_the_rows_are_those_that_were_stored(tmp_path: Path) -> None:
     storage = store(tmp_path, "5_a", rows(KEYS))
     with StateSnapshot(storage, f"{FOLDER}/5_a.zip", tmp_path / "scratch") as snapshot:
-        found = list(snapshot.rows())
+        found = rows_of(snapshot)
     assert found == [StateChange(key[1:], value[1:]) for key, value in sorted(rows(KEYS).items())]
 
 
@@ -78,7 +84,7 @@ def test_the_rows_of_a_family_are_its_own_alone(tmp_path: Path) -> None:
 def test_a_prefixed_key_comes_in_its_two_parts(tmp_path: Path) -> None:
     storage = store(tmp_path, "5", {struct.pack("<i", 3) + b"\x00ab" + b"\x00cde": b"\x00v"})
     with StateSnapshot(storage, f"{FOLDER}/5.zip", tmp_path / "scratch") as snapshot:
-        assert list(snapshot.rows(prefixed=True)) == [StateChange(b"ab", b"v", key_rest=b"cde")]
+        assert rows_of(snapshot, prefixed=True) == [StateChange(b"ab", b"v", key_rest=b"cde")]
 
 
 def test_a_key_that_cannot_be_prefixed_is_told(tmp_path: Path) -> None:
@@ -87,13 +93,13 @@ def test_a_key_that_cannot_be_prefixed_is_told(tmp_path: Path) -> None:
         StateSnapshot(storage, f"{FOLDER}/5.zip", tmp_path / "scratch") as snapshot,
         pytest.raises(CheckpointInvalid, match="a key is cut short"),
     ):
-        list(snapshot.rows(prefixed=True))
+        rows_of(snapshot, prefixed=True)
 
 
 def test_a_snapshot_without_rows_has_none(tmp_path: Path) -> None:
     storage = store(tmp_path, "5", {})
     with StateSnapshot(storage, f"{FOLDER}/5.zip", tmp_path / "scratch") as snapshot:
-        assert list(snapshot.rows()) == []
+        assert rows_of(snapshot) == []
 
 
 def test_a_damaged_table_is_told_and_never_read_as_a_shorter_one(tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_a_damaged_table_is_told_and_never_read_as_a_shorter_one(tmp_path: Path)
         pytest.raises(CheckpointInvalid, match="checksum mismatch"),
         StateSnapshot(storage, f"{FOLDER}/5.zip", tmp_path / "scratch") as snapshot,
     ):
-        list(snapshot.rows())
+        rows_of(snapshot)
 
 
 def test_a_table_that_was_cut_short_is_told_by_its_name(tmp_path: Path) -> None:
@@ -151,11 +157,12 @@ MakeChangelog = Callable[..., Storage]
 
 def chained(storage: Storage, target: Commit) -> list[str] | None:
     """The names of the chain's files, without their folder."""
-    chain = newest_chain(storage, target, 0, 0)
-    if chain is None:
+    found = newest_versions(storage, target, 0, 0)
+    if found is None:
         return None
-    names = [chain.snapshot_name()] if chain.snapshot else []
-    return [str(name).removeprefix(f"{FOLDER}/") for name in [*names, *chain.changelog_names()]]
+    snapshot, changelogs = found
+    names = [f"{state_stem(snapshot, 0, 0)}.zip"] if snapshot else []
+    return [name.removeprefix(f"{FOLDER}/") for name in [*names, *(changelog_name(each, 0, 0) for each in changelogs)]]
 
 
 def test_the_newest_snapshot_of_the_lineage_counts_and_the_changelogs_after_it(
@@ -202,8 +209,9 @@ def test_without_ids_the_numbers_count(put: Put, changelog_file: MakeChangelog) 
 def test_the_files_of_a_chain_are_the_zip_its_tables_and_the_changelogs(tmp_path: Path) -> None:
     storage = store(tmp_path, "5", rows(1))
     (tmp_path / FOLDER / "6.changelog").touch()
-    chain = newest_chain(storage, commit(5), 0, 0)
+    plan = Plan(5, Position.start(), 0, 0, {"spark.sql.streaming.stateStore.providerClass": Provider.ROCKSDB.value})
+    chain = newest_chain(Checkpoint(storage), plan, commit(5), 0, 0)
     assert chain is not None
-    names = file_names(storage, chain)
+    names = chain.file_names(storage)
     assert names == [f"{FOLDER}/5.zip", f"{FOLDER}/SSTs/{table(storage).name}", f"{FOLDER}/6.changelog"]
     assert all(storage.exists(name) for name in names)

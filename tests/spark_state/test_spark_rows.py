@@ -14,10 +14,9 @@ from pyspark.sql import functions as F
 from stateside.core.storage import Storage
 from stateside.spark_state.arrow_rows import RowsToArrow
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.spark_state.changelog import read_changelog, read_changes
-from stateside.spark_state.schema import read_schema
+from stateside.spark_state.changelog import read_changelog
 from stateside.spark_state.slices import ChangeBlock
-from stateside.spark_state.types import parse_type
+from stateside.spark_state.types import parse_type, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder
 
 from .test_arrow_rows import plain
@@ -133,7 +132,7 @@ def _state(folder: Path) -> list[tuple[Any, dict[str, Any]]]:
     changes = [
         change
         for partition in range(checkpoint.partitions(0, checkpoint.plan(0), checkpoint.commit(0)))
-        for change in read_changes(checkpoint.storage, checkpoint.commit(0), 0, partition)
+        for change in read_changelog(checkpoint.storage, checkpoint.commit(0), 0, partition).changes
     ]
     return [
         (keys.decode(change.key)[0], dict(zip(LITERALS, values.decode(change.value or b"")[::2], strict=True)))

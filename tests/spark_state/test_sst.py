@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict
 
-from stateside.spark_state.sst import SstUnknown, read_keys
+from stateside.spark_state.rocksdb_snapshot import SstUnknown, read_keys
 
 CODECS = {
     "none": DBCompressionType.none(),

@@ -9,8 +9,8 @@ import pytest
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.storage import Storage
-from stateside.spark_state.schema import Column
 from stateside.spark_state.state_variables import KeyDecoder, StateVariable, ValueDecoder, read_variables
+from stateside.spark_state.types import Column
 from tests.sizes import thinned
 
 Put = Callable[[str, bytes | str], Storage]

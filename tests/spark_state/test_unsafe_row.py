@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointInvalid
-from stateside.spark_state.schema import Column
+from stateside.spark_state.types import Column
 from stateside.spark_state.unsafe_row import RowDecoder
 from tests.sizes import examples
 

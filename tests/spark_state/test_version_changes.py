@@ -10,9 +10,9 @@ from rocksdict import BlockBasedOptions, Checkpoint, DBCompressionType, Options,
 
 from stateside.core.errors import CheckpointGap
 from stateside.core.storage import Storage
-from stateside.spark_state import sst
+from stateside.spark_state import rocksdb_snapshot
 from stateside.spark_state.batch_log import Commit
-from stateside.spark_state.sst import read_version_changes
+from stateside.spark_state.rocksdb_snapshot import read_version_changes
 
 VERSIONS = 12
 KEYS = 300
@@ -64,7 +64,7 @@ class Store:
 def test_changes_from_version_to_version_lead_to_the_rows_that_the_store_has(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sst, "KEYS_AT_ONCE", 7)
+    monkeypatch.setattr(rocksdb_snapshot, "KEYS_AT_ONCE", 7)
     draw, store = random.Random(seed), Store(tmp_path)
     model: dict[bytes, bytes] = {}
     rows: dict[bytes, bytes] = {}

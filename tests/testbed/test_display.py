@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from stateside.testbed.display import Display, DisplayState
+from stateside.testbed.demo_report import Display, DisplayState
 
 
 def moment(phase: str, share_done: float) -> DisplayState:

@@ -13,7 +13,7 @@ from stateside.core.errors import PipelineFailed
 from stateside.core.layout import Layout
 from stateside.testbed.component import Interrupts
 from stateside.testbed.demo import PIPELINE, Demo, DemoSettings
-from stateside.testbed.display import Display
+from stateside.testbed.demo_report import Display
 from stateside.testbed.system import Standstill
 
 

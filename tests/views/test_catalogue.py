@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stateside.core.errors import CheckpointInvalid, ViewInvalid
-from stateside.spark_state.schema import Column, StateSchema
+from stateside.spark_state.types import Column, StateSchema
 from stateside.views.catalogue import VERSION, Catalogue, Computed, KeyColumn, StateColumn, ViewColumn, Window
 
 BUCKET = '{"type": "struct", "fields": [{"name": "start", "type": "timestamp"}, {"name": "end", "type": "timestamp"}]}'

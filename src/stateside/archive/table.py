@@ -32,7 +32,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.types as pt
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import (
@@ -43,13 +42,14 @@ from deltalake.exceptions import (
     TableNotFoundError,
 )
 
-from stateside.archive.table_reader import MARK
+from stateside.archive.table_reader import MARK, files_of
 from stateside.core.errors import ArchiveInvalid, SinkAway
 
+BATCH_COLUMN = "sealed_batch"
+CONFLICTS_MAX = 20  # conflicts in a row with other writers before an insert gives up
+OnStep = Callable[[int], None]  # called with each numbered step as it is reached, except 4, invisible from outside
 COMMITS_BETWEEN = 50  # after so many commits small files are compacted,
 FILE_BYTES = 16 << 20  # up to about this size: larger files are left as they are
-
-
 # A lookup of one customer reads one row group: with a million invoices in one group it would read all of them.
 IN_GROUPS = WriterProperties(max_row_group_size=8_192)
 
@@ -68,9 +68,9 @@ class OpenedTable:
 
     def read(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
         """The given columns of the rows that satisfy a predicate. Files without such rows are skipped."""
-        # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
-        folder = pafs.SubTreeFileSystem(str(self.path.resolve()), pafs.LocalFileSystem())
-        return self.table.to_pyarrow_dataset(filesystem=folder).to_table(columns=list(columns), filter=where)
+        return self.table.to_pyarrow_dataset(filesystem=files_of(self.path)).to_table(
+            columns=list(columns), filter=where
+        )
 
     def store(self, rows: pa.Table, batch: int, counters: Mapping[str, int]) -> None:
         """Add the rows and set the counters in one step.
@@ -110,11 +110,6 @@ class OpenedTable:
 
     def _away(self, what: str, next_step: str) -> SinkAway:
         return SinkAway(what, where=str(self.path), next_step=next_step)
-
-
-BATCH_COLUMN = "sealed_batch"
-CONFLICTS_MAX = 20  # conflicts in a row with other writers before an insert gives up
-OnStep = Callable[[int], None]  # called with each numbered step as it is reached, except 4, invisible from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +219,7 @@ class ArchiveTable:
     def read(self, up_to_batch: int | None = None) -> pa.Table:
         """All rows, or only rows sealed up to a batch."""
         filters = None if up_to_batch is None else [(BATCH_COLUMN, "<=", up_to_batch)]
-        # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
-        folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
-        return self._open().to_pyarrow_table(filters=filters, filesystem=folder)
+        return self._open().to_pyarrow_table(filters=filters, filesystem=files_of(self._path))
 
     def count(self) -> int:
         """The number of rows; 0 before the table was created."""

@@ -193,9 +193,7 @@ class FollowedTable:
             self._follow()
             if self._table is None:
                 return None
-            # With deltalake's own file system, in Python, Arrow's threads may abort a process that ends soon after.
-            folder = pafs.SubTreeFileSystem(str(self._path.resolve()), pafs.LocalFileSystem())
-            return self._table.to_pyarrow_dataset(filesystem=folder)
+            return self._table.to_pyarrow_dataset(filesystem=files_of(self._path))
 
     def check_there(self) -> None:
         """ArchiveAway if a file of the newest version is missing: for callers with another library's error at hand."""
@@ -225,7 +223,8 @@ class FollowedTable:
         version = self._table.version()
         (self._path / "_delta_log" / f"{version:020}.json").stat()  # missing if the storage is away
         if version != self._version:
-            self._files = tuple(_data_file(self._path, row) for row in pa.table(_actions(self._table)).to_pylist())
+            actions: Any = self._table.get_add_actions(flatten=True)
+            self._files = tuple(_data_file(self._path, row) for row in pa.table(actions).to_pylist())
             self._version = version
 
     def _check_unmarked(self) -> None:
@@ -267,8 +266,12 @@ def away(what: str, where: str) -> ArchiveAway:
     return ArchiveAway(what, where=where, next_step="Ask again later: it goes on once the storage is back")
 
 
-def _actions(table: DeltaTable) -> Any:
-    return table.get_add_actions(flatten=True)
+def files_of(table: Path) -> pafs.FileSystem:
+    """The file system of a table's folder.
+
+    With deltalake's own one, in Python, Arrow's threads may abort a process that ends soon after.
+    """
+    return pafs.SubTreeFileSystem(str(table.resolve()), pafs.LocalFileSystem())
 
 
 def _data_file(folder: Path, action: Mapping[str, Any]) -> DataFile:

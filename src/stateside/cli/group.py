@@ -33,7 +33,7 @@ COMMANDS = {  # the module of each command, loaded when the command is called
     "check": "change",
     "dead-letters": "applications",
     "demo": "applications",
-    "dev": "kafka",
+    "dev": "dev",
     "doctor": "applications",
     "drop-generation": "change",
     "get": "query",

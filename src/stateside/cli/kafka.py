@@ -1,10 +1,8 @@
-"""Journals on Kafka at the command line, and a local broker to try them."""
+"""The journal that a command names, an application's or one on Kafka; the creation of a journal on Kafka."""
 
 from __future__ import annotations
 
-import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stateside.cli.dev import dev_cluster
 from stateside.cli.group import FOLDER
 from stateside.cli.tables import show_json
-from stateside.core.errors import SettingInvalid, SetupError
+from stateside.core.errors import SettingInvalid
 
 if TYPE_CHECKING:
     from stateside.journal import Journal
     from stateside.journal.backends.kafka import KafkaJournal, Topic
     from stateside.journal.queries import QueryViews
-    from stateside.testbed.broker import Broker
-
-_LOOK_S = 0.5
 
 kafka_option = click.option("--kafka", metavar="ADDRESS", help="A journal on Kafka: kafka://localhost:9092/orders.")
 
@@ -128,59 +122,3 @@ def create(address: str, partitions: int, settings: tuple[str, ...], folder: Pat
         show_json({"journal": described.id, "partitions": described.partitions})
     else:
         click.echo(f"{described.id}, {described.partitions} partitions")
-
-
-@click.group()
-def dev() -> None:
-    """Start local parts that an application needs, to try things."""
-
-
-dev.add_command(dev_cluster)
-
-
-@dev.command(name="kafka")
-@click.option("--folder", type=FOLDER, help="Keep its data here, or go on with what is here; else it is thrown away.")
-@click.option("--port", type=click.IntRange(1, 65_535), help="Listen on this port of the loopback interface.")
-@click.option("--topic", help="Create a journal of this name, unless it is there.")
-@click.option("--partitions", default=1, show_default=True, type=click.IntRange(1), help="Of that journal.")
-def dev_kafka(folder: Path | None, port: int | None, topic: str | None, partitions: int) -> None:
-    """Run a Kafka broker until Ctrl-C or SIGTERM: one node, for this machine only. The first time fetches its jars.
-
-    If the broker ends by itself, so does the command, with the reason.
-    """
-    from stateside.testbed.broker import Broker
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    click.echo("Starting a Kafka broker …", err=True)
-    with ExitStack() as stack:
-        place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stateside-kafka-")))
-        broker = stack.enter_context(Broker(place.absolute(), port=port))
-        name = topic or "orders"
-        if topic is not None:
-            _create_unless_there(broker.address, topic, partitions)
-        else:
-            click.echo(f"stateside journal create kafka://{broker.address}/{name} --partitions 1")
-        click.echo(f"stateside journal append --kafka kafka://{broker.address}/{name} --dir FOLDER FILE")
-        click.echo(f"stateside journal read --kafka kafka://{broker.address}/{name} --follow")
-        click.echo(f"Kafka listens at {broker.address}. Ctrl-C ends it.", err=True)
-        _watch(broker)
-
-
-def _watch(broker: Broker) -> None:
-    """Wait for Ctrl-C; SetupError if the broker ends by itself."""
-    while broker.runs():
-        time.sleep(_LOOK_S)
-    raise SetupError(
-        f"The Kafka broker has ended; its last words: {broker.last_words()}",
-        next_step="Start it again, with the same --folder if it has one: it goes on with what is there",
-    )
-
-
-def _create_unless_there(servers: str, name: str, partitions: int) -> None:
-    from stateside.journal.backends.kafka import KafkaJournal, Topic, create_topic
-
-    with KafkaJournal(Topic(servers, name)) as journal:
-        if journal.id() is None:
-            create_topic(journal.topic, partitions=partitions)
-        elif len(journal.partitions()) != partitions:
-            click.echo(f"{name} is there already, with {len(journal.partitions())} partitions.", err=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from stateside.replica.load_progress import LoadProgress
+    from stateside.replica.bootstrap import LoadProgress
     from stateside.serving.clients import Answer, Change, Stamp
 
 MICROS: Final = "_micros"  # suffix of amount columns, shown in whole units

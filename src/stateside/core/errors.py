@@ -83,6 +83,13 @@ class StatesideError(Exception):
     status: ClassVar[int] = 500
     retry_after_s: int | None = None  # seconds after which the same HTTP request may succeed
 
+    def __init_subclass__(cls, *, code: str | None = None, status: int | None = None) -> None:
+        """`class Late(InputError, code="late", status=409)`; what is not given is the parent's."""
+        if code is not None:
+            cls.code = code
+        if status is not None:
+            cls.status = status
+
     def __init__(self, what: str, *, where: str | None = None, next_step: str | None = None) -> None:
         self.what = what
         self.where = where
@@ -112,35 +119,23 @@ class StatesideError(Exception):
         return document
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries (Spark's Python workers, server workers): keyword arguments must survive.
-        return _rebuild, (type(self), self.what, self.where, self.next_step)
+        # Errors cross process boundaries (Spark's Python workers, server workers): all attributes must survive.
+        return partial(type(self), where=self.where, next_step=self.next_step), (self.what,), vars(self)
 
 
-def _rebuild(cls: type[StatesideError], what: str, where: str | None, next_step: str | None) -> StatesideError:
-    return cls(what, where=where, next_step=next_step)
-
-
-class InputError(StatesideError):
+class InputError(StatesideError, code="input", status=400):
     """The caller's mistake: nothing was changed, and the same call will fail again."""
 
-    code = "input"
-    status = 400
 
-
-class EventRefused(InputError):
+class EventRefused(InputError, code="event-refused"):
     """An append of something other than a valid event. Nothing of the batch was stored."""
 
-    code = "event-refused"
 
-
-class IdConflict(EventRefused):
+class IdConflict(EventRefused, code="id-conflict", status=409):
     """An append with the id of a stored event that has other content. Nothing of the append was stored.
 
     `events`: the conflicting events' numbers in the append; `ids`: their ids.
     """
-
-    code = "id-conflict"
-    status = 409
 
     def __init__(
         self,
@@ -157,16 +152,9 @@ class IdConflict(EventRefused):
     def problem(self) -> dict[str, Any]:
         return super().problem() | {"ids": list(self.ids), "events": list(self.events)}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = super().__reduce__()
-        return rebuild, arguments, {"events": self.events, "ids": self.ids}
 
-
-class SequenceConflict(InputError):
+class SequenceConflict(InputError, code="sequence-conflict", status=409):
     """A conditional append found its entity at another sequence: `current`. Nothing was stored."""
-
-    code = "sequence-conflict"
-    status = 409
 
     def __init__(
         self, what: str, *, where: str | None = None, next_step: str | None = None, current: int | None = None
@@ -177,143 +165,90 @@ class SequenceConflict(InputError):
     def problem(self) -> dict[str, Any]:
         return super().problem() | {"current": self.current}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = super().__reduce__()
-        return rebuild, arguments, {"current": self.current}
 
-
-class CommandRefused(InputError):
+class CommandRefused(InputError, code="command-refused", status=409):
     """A command that the entity, in its current state, does not allow. Nothing was stored."""
 
-    code = "command-refused"
-    status = 409
+
+class EntityUnknown(InputError, code="entity-unknown", status=404): ...
 
 
-class EntityUnknown(InputError):
-    code = "entity-unknown"
-    status = 404
+class PositionInvalid(InputError, code="position-invalid"): ...
 
 
-class PositionInvalid(InputError):
-    code = "position-invalid"
-
-
-class PositionAhead(InputError):
+class PositionAhead(InputError, code="position-ahead", status=409):
     """A position beyond the end of the journal: no append has returned such a receipt."""
 
-    code = "position-ahead"
-    status = 409
 
-
-class ViewInvalid(InputError):
+class ViewInvalid(InputError, code="view-invalid"):
     """A view impossible to run or serve as declared; refused rather than served wrongly."""
 
-    code = "view-invalid"
 
-
-class ViewChanged(ViewInvalid):
+class ViewChanged(ViewInvalid, code="view-changed"):
     """A view that is not the one its state was built with."""
 
-    code = "view-changed"
 
-
-class SettingInvalid(InputError):
+class SettingInvalid(InputError, code="setting-invalid"):
     """A setting, in code, in a file or by a flag, that does not exist or has an impossible value."""
 
-    code = "setting-invalid"
+
+class ViewUnknown(InputError, code="view-unknown", status=404): ...
 
 
-class ViewUnknown(InputError):
-    code = "view-unknown"
-    status = 404
+class KeyInvalid(InputError, code="key-invalid"): ...
 
 
-class KeyInvalid(InputError):
-    code = "key-invalid"
+class RequestInvalid(InputError, code="request-invalid"): ...
 
 
-class RequestInvalid(InputError):
-    code = "request-invalid"
-
-
-class CursorInvalid(InputError):
+class CursorInvalid(InputError, code="cursor-invalid"):
     """A damaged cursor, or a cursor of another view or another query."""
 
-    code = "cursor-invalid"
 
-
-class EventsGone(InputError):
+class EventsGone(InputError, code="events-gone", status=410):
     """Events of the journal that retention has dropped. Never skipped: the message names them."""
 
-    code = "events-gone"
-    status = 410
 
-
-class EventsNeeded(InputError):
+class EventsNeeded(InputError, code="events-needed", status=409):
     """Retention would have dropped events that a registered reader has not read yet. Nothing was dropped."""
 
-    code = "events-needed"
-    status = 409
 
-
-class HistoryGone(InputError):
+class HistoryGone(InputError, code="history-gone", status=410):
     """A request for rows as of a batch older than the replica's history, or of another run."""
 
-    code = "history-gone"
-    status = 410
 
-
-class GenerationGone(HistoryGone):
+class GenerationGone(HistoryGone, code="generation-gone"):
     """A request for a generation of a view that is not kept any more: an old cursor, or an old batch."""
 
-    code = "generation-gone"
 
-
-class PlanInvalid(InputError):
+class PlanInvalid(InputError, code="plan-invalid"):
     """A price plan or billing cycle unfit for rating. Nothing was published."""
 
-    code = "plan-invalid"
 
-
-class CurrencyUnknown(InputError):
+class CurrencyUnknown(InputError, code="currency-unknown"):
     """Not the name of a currency; amounts could neither be rounded nor shown."""
 
-    code = "currency-unknown"
+
+class RouteUnknown(InputError, code="route-unknown", status=404): ...
 
 
-class RouteUnknown(InputError):
-    code = "route-unknown"
-    status = 404
+class DocumentUnknown(InputError, code="document-unknown", status=404): ...
 
 
-class DocumentUnknown(InputError):
-    code = "document-unknown"
-    status = 404
-
-
-class TokenInvalid(InputError):
+class TokenInvalid(InputError, code="token-invalid", status=401):
     """A request with an unknown token, or without a token where one is needed."""
 
-    code = "token-invalid"
-    status = 401
 
-
-class AccessDenied(InputError):
+class AccessDenied(InputError, code="access-denied", status=403):
     """A known token, for data outside its scope."""
 
-    code = "access-denied"
-    status = 403
 
-
-class Misdirected(InputError):
+class Misdirected(InputError, code="misdirected", status=421):
     """A request to a server for keys outside its shard. `location` names the server that holds them, once known.
 
     `view` and `leading` identify the keys: by the bytes of the leading column, or all keys of the view if `leading` is
     None.
     """
-
-    code = "misdirected"
-    status = 421
 
     def __init__(
         self,
@@ -331,243 +266,152 @@ class Misdirected(InputError):
     def problem(self) -> dict[str, Any]:
         return super().problem() | ({} if self.location is None else {"location": self.location})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = super().__reduce__()
-        return rebuild, arguments, {"view": self.view, "leading": self.leading, "location": self.location}
 
-
-class BodyTooLarge(InputError):
+class BodyTooLarge(InputError, code="body-too-large", status=413):
     """A request body over the limit. The rest of the body was not read."""
 
-    code = "body-too-large"
-    status = 413
 
-
-class HeadTooLarge(InputError):
+class HeadTooLarge(InputError, code="head-too-large", status=431):
     """A request head over the limit. The connection is closed."""
 
-    code = "head-too-large"
-    status = 431
+
+class BodyTooSlow(InputError, code="body-too-slow", status=408): ...
 
 
-class BodyTooSlow(InputError):
-    code = "body-too-slow"
-    status = 408
-
-
-class MethodInvalid(InputError):
-    code = "method-invalid"
-    status = 405
+class MethodInvalid(InputError, code="method-invalid", status=405):
     allowed: Sequence[str] = ()  # the methods of the address, for the header Allow
 
 
-class IdentityTaken(InputError):
+class IdentityTaken(InputError, code="identity-taken", status=409):
     """A run under a name with which another process already leads or stands by."""
 
-    code = "identity-taken"
-    status = 409
 
-
-class SqlInvalid(InputError):
+class SqlInvalid(InputError, code="sql-invalid"):
     """No SQL statement, or a forbidden one: writing, or reaching beyond the relations."""
 
-    code = "sql-invalid"
 
-
-class SqlTooLarge(InputError):
+class SqlTooLarge(InputError, code="sql-too-large"):
     """A statement over the limit of memory or of result size."""
 
-    code = "sql-too-large"
 
-
-class StateError(StatesideError):
+class StateError(StatesideError, code="state"):
     """Stored data is damaged, missing, or belongs to another application."""
 
-    code = "state"
 
-
-class JournalCorrupt(StateError):
+class JournalCorrupt(StateError, code="journal-corrupt"):
     """A damaged frame inside a journal segment. Never skipped: the message names file and offset."""
 
-    code = "journal-corrupt"
 
-
-class JournalLocked(StateError):
+class JournalLocked(StateError, code="journal-locked", status=409):
     """Another writer, perhaps a paused one, did not end its turn in time. Nothing was stored."""
 
-    code = "journal-locked"
-    status = 409
 
-
-class JournalFenced(StateError):
+class JournalFenced(StateError, code="journal-fenced", status=409):
     """Another owner took over this node while this process was paused. Nothing was acknowledged."""
 
-    code = "journal-fenced"
-    status = 409
 
-
-class EntityElsewhere(StateError):
+class EntityElsewhere(StateError, code="entity-elsewhere", status=409):
     """Another node writes this entity, and assigns its events their sequences. Nothing was stored."""
 
-    code = "entity-elsewhere"
-    status = 409
 
-
-class ViewsBusy(StateError):
+class ViewsBusy(StateError, code="views-busy", status=409):
     """Another process maintains the journal's views, and two must not. Any process may read the views meanwhile."""
 
-    code = "views-busy"
-    status = 409
 
-
-class CheckpointInvalid(StateError):
+class CheckpointInvalid(StateError, code="checkpoint-invalid"):
     """Not a checkpoint, a damaged one, or of an unknown format."""
 
-    code = "checkpoint-invalid"
 
-
-class CheckpointGap(StateError):
+class CheckpointGap(StateError, code="checkpoint-gap"):
     """Spark's retention deleted a state file that is needed to go on."""
 
-    code = "checkpoint-gap"
 
-
-class ReplicaInvalid(StateError):
+class ReplicaInvalid(StateError, code="replica-invalid", status=503):
     """The replica's own files cannot be used: they are moved aside, and the replica is rebuilt from the checkpoint."""
 
-    code = "replica-invalid"
-    status = 503
 
-
-class ArchiveInvalid(StateError):
+class ArchiveInvalid(StateError, code="archive-invalid"):
     """A sink's table is missing, or another table has taken its place."""
 
-    code = "archive-invalid"
 
-
-class LeaseInvalid(StateError):
+class LeaseInvalid(StateError, code="lease-invalid"):
     """An application's lease cannot be read, or its folder cannot hold one."""
 
-    code = "lease-invalid"
 
-
-class PastChanged(StateError):
+class PastChanged(StateError, code="past-changed"):
     """The journal or its events differ from those of the last audit. Nothing was audited."""
 
-    code = "past-changed"
 
-
-class ValueOverflow(StateError):
+class ValueOverflow(StateError, code="value-overflow"):
     """A number too large for its column's type; reported rather than answered wrongly."""
 
-    code = "value-overflow"
 
-
-class MoneyOverflow(ValueOverflow):
+class MoneyOverflow(ValueOverflow, code="money-overflow"):
     """An amount of money too large for any column; reported before a wrong sum exists."""
 
-    code = "money-overflow"
 
-
-class OperatingError(StatesideError):
+class OperatingError(StatesideError, code="operating", status=503):
     """Something in the environment is missing or failing; the same call succeeds after the repair."""
 
-    code = "operating"
-    status = 503
+
+class SetupError(OperatingError, code="setup"): ...
 
 
-class SetupError(OperatingError):
-    code = "setup"
-
-
-class PipelineFailed(OperatingError):
+class PipelineFailed(OperatingError, code="pipeline-failed"):
     """The streaming query or its process failed."""
 
-    code = "pipeline-failed"
 
-
-class ViewBroken(PipelineFailed):
+class ViewBroken(PipelineFailed, code="view-broken"):
     """A view failed and would fail again: an operator must remove the cause before a restart."""
 
-    code = "view-broken"
 
-
-class PipelineRunning(OperatingError):
+class PipelineRunning(OperatingError, code="pipeline-running", status=409):
     """Another driver runs on the folder, and two must not."""
 
-    code = "pipeline-running"
-    status = 409
 
-
-class LeadershipLost(OperatingError):
+class LeadershipLost(OperatingError, code="leadership-lost", status=409):
     """Another process leads the application. Nothing that this process did since the takeover counts."""
 
-    code = "leadership-lost"
-    status = 409
 
-
-class CheckpointAway(OperatingError):
+class CheckpointAway(OperatingError, code="checkpoint-away"):
     """A running query's checkpoint is gone or replaced. Nothing is delivered until the checkpoint is back."""
 
-    code = "checkpoint-away"
 
-
-class ClusterAway(OperatingError):
+class ClusterAway(OperatingError, code="cluster-away"):
     """The named Spark cluster does not answer, or has no capacity for an executor."""
 
-    code = "cluster-away"
 
-
-class JournalAway(OperatingError):
+class JournalAway(OperatingError, code="journal-away"):
     """The journal's disk is missing, full or failing, or holds another journal. Nothing was acknowledged."""
 
-    code = "journal-away"
 
-
-class ArchiveAway(OperatingError):
+class ArchiveAway(OperatingError, code="archive-away"):
     """An archive table cannot be read: its storage is away or failing. Live rows are answered all the same."""
 
-    code = "archive-away"
 
-
-class SinkAway(OperatingError):
+class SinkAway(OperatingError, code="sink-away"):
     """A sink's target cannot be reached. The batch is held and retried; nothing is lost meanwhile."""
 
-    code = "sink-away"
 
-
-class SinkRefused(OperatingError):
+class SinkRefused(OperatingError, code="sink-refused", status=502):
     """A sink's target refuses these rows, and would refuse them again: an operator must repair rows or target."""
 
-    code = "sink-refused"
-    status = 502
 
-
-class SqlEnded(OperatingError):
+class SqlEnded(OperatingError, code="sql-ended"):
     """The statement's process died: by the statement's own fault, or by another statement of the same token."""
 
-    code = "sql-ended"
 
-
-class SqlTimeout(OperatingError):
+class SqlTimeout(OperatingError, code="sql-timeout", status=504):
     """A statement over its time limit, cancelled."""
 
-    code = "sql-timeout"
-    status = 504
 
-
-class ClientLeft(OperatingError):
+class ClientLeft(OperatingError, code="client-left", status=499):
     """The client disconnected before the answer was ready. The work was ended."""
 
-    code = "client-left"
-    status = 499
 
-
-class TooManyRequests(OperatingError):
+class TooManyRequests(OperatingError, code="too-many-requests", status=429):
     """More requests per second, or at a time, than allowed. Nothing was done; `retry_after_s` says when to retry."""
 
-    code = "too-many-requests"
-    status = 429
     retry_after_s: int
 
     def __init__(
@@ -580,12 +424,6 @@ class TooManyRequests(OperatingError):
         """Adds `retry_after_s`, also sent as the header Retry-After."""
         return {**super().problem(), "retry_after_s": self.retry_after_s}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        again = partial(type(self), where=self.where, next_step=self.next_step, retry_after_s=self.retry_after_s)
-        return again, (self.what,)
 
-
-class NotFreshEnough(OperatingError):
+class NotFreshEnough(OperatingError, code="not-fresh-enough"):
     """The reader's floor was not reached within the waiting time."""
-
-    code = "not-fresh-enough"

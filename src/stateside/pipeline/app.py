@@ -34,9 +34,9 @@ from stateside.core.errors import StatesideError, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.pipeline.sinks.sink import Guarantee, SinkFactory
 from stateside.pipeline.sources import Source, journal
+from stateside.views.aggregates import declared_rollups
 from stateside.views.catalogue import Computed
 from stateside.views.functions import declared_computed
-from stateside.views.rollups import declared_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

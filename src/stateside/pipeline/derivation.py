@@ -25,11 +25,9 @@ from stateside.core.errors import ViewInvalid
 from stateside.pipeline.app import View
 from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import SERVED_TYPES
-from stateside.views.aggregates import AGGREGATES, Aggregate, UnscaledAverage, UnscaledSum
-from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn, Window
-from stateside.views.column_types import unkeyable
+from stateside.views.aggregates import AGGREGATES, Aggregate, UnscaledAverage, UnscaledSum, check_rollups
+from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn, Window, unkeyable
 from stateside.views.functions import check_computed
-from stateside.views.rollups import check_rollups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -5,8 +5,8 @@ order, `key_blocks` many at once. `store` applies rows, `lists`, rollups (`rollu
 in transactions of an `lmdb` environment, by the tables of `key_table`. `replica_reader` reads `snapshot`s, as of the
 newest batch or an older one; `changes` are those between two batches. Every page has a checksum in `checksums`:
 `integrity` maintains them, `page_reader` verifies pages by them, down the trees of `btree`. Where batches are gone or
-replaced, or the replica is damaged, `bootstrap` loads snapshots of the state into a new environment (`environment`),
-with its progress in `load_progress`. A replica may hold only one `shard` of the keys.
+replaced, or the replica is damaged, `bootstrap` loads snapshots of the state into a new environment (`environment`). A
+replica may hold only one `shard` of the keys.
 """
 
 from typing import TYPE_CHECKING

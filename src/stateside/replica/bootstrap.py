@@ -20,6 +20,10 @@ other order every transaction would copy many pages of earlier ones. `SortedRuns
    remaining pages are complete: they are sorted, and returned.
 
 So each change is written once and read once, whatever their number. Of several changes to one key the last one counts.
+
+Progress (`LoadCounter`), for the log and for a progress bar: the number of rows is unknown before they are read, but
+the sizes of the files are known. So progress of reading, the first 40 % of the work, counts bytes: of partitions read,
+and within a partition by rows, at the other partitions' bytes per row. The rest, storing the rows in LMDB, counts rows.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import marshal
 import shutil
 import tempfile
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -46,27 +51,31 @@ from stateside.replica import lists
 from stateside.replica.environment import Databases, loading_folder, open_environment, sync, write
 from stateside.replica.integrity import Integrity
 from stateside.replica.key_table import Ordered
-from stateside.replica.load_progress import LoadCounter, Watch, nobody
 from stateside.replica.rollup_tables import Rollups
 from stateside.replica.shard import Share
 from stateside.replica.store import AppliedBatch, ReplicaWriter
 from stateside.replica.translation import Rows, Translator
 from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
-from stateside.spark_state.changelog import check_encoding, read_changelog
+from stateside.spark_state.changelog import check_encoding
 from stateside.spark_state.checksum import checksum_names
-from stateside.spark_state.hdfs_store import DeltaChain, newest_delta_chain, read_delta
-from stateside.spark_state.provider import Provider, provider_of
-from stateside.spark_state.rocksdb_snapshot import Chain, StateSnapshot, file_names, newest_chain
+from stateside.spark_state.provider import Chain, newest_chain
 
 RUN_BYTES = 128 * 1024 * 1024  # approximate memory of the changes before they become a run
 PAGE_ROWS = 1_000  # fewer if large rows would exceed PAGE_BYTES
 PAGE_BYTES = 1024 * 1024
 PAGES_AT_ONCE = 16  # more would not fit into the processor's caches
+ROWS_AT_ONCE = 1_000
+BATCHES_TRIED_MAX = 10  # if none of the newest is available, older ones would only lead back to the same gap
+CHOICES_MAX = 5  # attempts: Spark may delete files while they are being secured
+LOG_S = 5.0
+WATCH_S = 0.2
+READING_SHARE = 0.4  # of the work
 _CHANGE_BYTES = 250  # overhead of a change in a dict and in a list
 _WITHOUT_REFERENCES = 2  # marshal's version: later ones search for shared objects
 _key, _row = itemgetter(0), itemgetter(1)
 Change = tuple[bytes, bytes | None]
 Row = tuple[bytes, bytes]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +226,72 @@ class NewReplica:
         write(self._environment, lambda transaction: transaction.put(name, content, db=self._databases.meta))
 
 
-ROWS_AT_ONCE = 1_000
-BATCHES_TRIED_MAX = 10  # if none of the newest is available, older ones would only lead back to the same gap
-CHOICES_MAX = 5  # attempts: Spark may delete files while they are being secured
-log = logging.getLogger(__name__)
-AnyChain = Chain | DeltaChain
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """A bootstrap at one moment: its view and batch, the rows read so far, and the fraction done, from 0 to 1."""
+
+    view: str
+    batch: int
+    rows: int
+    done: float
+
+
+Watch = Callable[[LoadProgress], None]
+
+
+def nobody(progress: LoadProgress) -> None:
+    """A watch that does nothing."""
+
+
+class LoadCounter:
+    """Counters of one bootstrap; reports to the watch every `WATCH_S`, and to the log every `LOG_S`."""
+
+    def __init__(self, view: str, batch: int, total_bytes: int, watch: Watch) -> None:
+        self._view, self._batch, self._watch = view, batch, watch
+        self._total_bytes, self._read_bytes = max(total_bytes, 1), 0
+        self._rows = self._rows_of_parts = self._stored_rows = 0
+        self._level = logging.INFO
+        self._begun_s = self._watched_s = self._logged_s = time.monotonic()
+
+    def read(self, rows: int) -> None:
+        """`rows` more rows of the present partition were read."""
+        self._rows += rows
+        self._tell()
+
+    def end_of_part(self, size_bytes: int) -> None:
+        """The present partition is read; its files had `size_bytes` bytes."""
+        self._read_bytes, self._rows_of_parts = self._read_bytes + size_bytes, self._rows
+        self._tell()
+
+    def stored(self, rows: int) -> None:
+        """`rows` more rows were stored. Reading has ended."""
+        self._stored_rows += rows
+        self._tell()
+
+    def end(self) -> None:
+        self._watch(LoadProgress(self._view, self._batch, self._rows, 1.0))
+        self._log("was loaded")
+
+    def _done(self) -> float:
+        in_part = self._rows - self._rows_of_parts
+        by_rows = self._read_bytes * in_part / self._rows_of_parts if self._rows_of_parts else 0
+        reading = min(1.0, (self._read_bytes + by_rows) / self._total_bytes)
+        storing = self._stored_rows / max(self._rows, 1)
+        return READING_SHARE * reading + (1 - READING_SHARE) * storing
+
+    def _tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._watched_s >= WATCH_S:
+            self._watched_s = now_s
+            self._watch(LoadProgress(self._view, self._batch, self._rows, self._done()))
+        if now_s - self._logged_s >= LOG_S:
+            self._logged_s, self._level = now_s, logging.WARNING  # a long one must be visible
+            self._log(f"is being loaded, {self._done():.0%} done,")
+
+    def _log(self, done: str) -> None:
+        per_s = self._rows / max(time.monotonic() - self._begun_s, 1e-3)
+        how = f"{self._rows:,} rows, {per_s:,.0f} rows/s"
+        log.log(self._level, "view %s: batch %d %s from snapshots, %s", self._view, self._batch, done, how)
 
 
 class LoadStopped(Exception):
@@ -233,7 +303,7 @@ class Choice:
     """A batch to load, and the files of its state in each partition."""
 
     state: AppliedBatch
-    chains: tuple[AnyChain, ...]
+    chains: tuple[Chain, ...]
 
 
 class Bootstrap:
@@ -330,7 +400,7 @@ class Bootstrap:
         storage = self._checkpoint.storage
         for chain in choice.chains:
             with _snapshot_of(chain):
-                names = chain.file_names() if isinstance(chain, DeltaChain) else file_names(storage, chain)
+                names = chain.file_names(storage)
             for name in dict.fromkeys(names):
                 storage.bring(name, self._scratch / name)
                 for checksum in checksum_names(name):
@@ -343,19 +413,13 @@ class Bootstrap:
             plan, commit = self._checkpoint.plan(batch), self._checkpoint.commit(batch)
             chains = []
             for partition in range(self._checkpoint.partitions(self._operator, plan, commit)):
-                chain = self._newest_chain(plan, commit, partition)
+                chain = newest_chain(self._checkpoint, plan, commit, self._operator, partition, self._damaged)
                 if chain is None:
                     break
                 chains.append(chain)
             else:
                 return Choice(self._state(plan, commit, len(chains)), tuple(chains))
         return None
-
-    def _newest_chain(self, plan: Plan, commit: Commit, partition: int) -> AnyChain | None:
-        storage = self._checkpoint.storage
-        provider = provider_of(plan, storage.path(f"offsets/{commit.batch}"))
-        newest = newest_delta_chain if provider is Provider.HDFS else newest_chain
-        return newest(storage, commit, self._operator, partition, self._damaged)
 
     def _state(self, plan: Plan, commit: Commit, partitions: int) -> AppliedBatch:
         check_encoding(plan, self._checkpoint.storage.path(f"offsets/{commit.batch}"))
@@ -375,7 +439,7 @@ class Bootstrap:
 
         try:
             for chain in choice.chains:
-                rows = iter(self._rows_of(chain, translator))
+                rows = iter(self._rows(chain, translator))
                 while part := list(islice(rows, ROWS_AT_ONCE)):
                     new.put(part)
                     progress.read(len(part))
@@ -388,32 +452,18 @@ class Bootstrap:
             raise
         progress.end()
 
-    def _bytes_of(self, chain: AnyChain) -> int:
+    def _bytes_of(self, chain: Chain) -> int:
         """The size of this partition's secured files."""
         folder = self._scratch / "state" / str(chain.operator) / str(chain.partition)
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
-    def _rows_of(self, chain: AnyChain, translator: Translator) -> Rows:
-        return self._delta_rows(chain, translator) if isinstance(chain, DeltaChain) else self._rows(chain, translator)
-
-    def _delta_rows(self, chain: DeltaChain, translator: Translator) -> Rows:
-        secured = Storage.at(self._scratch)
-        snapshot = chain.snapshot_at(secured)
-        if snapshot is not None:
-            with _snapshot_of(chain):
-                yield from translator.snapshot(chain.partition, snapshot)
-        for commit in chain.deltas:
-            delta = read_delta(secured, commit, chain.operator, chain.partition)
-            yield from translator.changes(commit, chain.partition, delta)
-
     def _rows(self, chain: Chain, translator: Translator) -> Rows:
-        secured, name = Storage.at(self._scratch), chain.snapshot_name()
-        if name is not None:
-            opened = self._scratch / "opened" / str(chain.partition)
-            with _snapshot_of(chain), StateSnapshot(secured, name, opened) as snapshot:
+        secured, opened = Storage.at(self._scratch), self._scratch / "opened" / str(chain.partition)
+        if chain.snapshot is not None:
+            with _snapshot_of(chain), chain.open_snapshot(secured, opened) as snapshot:
                 yield from translator.snapshot(chain.partition, snapshot)
-        for commit in chain.changelogs:
-            changelog = read_changelog(secured, commit, chain.operator, chain.partition, prefixed=self._prefixed)
+        for commit in chain.changes:
+            changelog = chain.read_changes(secured, commit, prefixed=self._prefixed)
             yield from translator.changes(commit, chain.partition, changelog)
 
 
@@ -431,13 +481,12 @@ class _SnapshotDamaged(Exception):
 
 
 @contextmanager
-def _snapshot_of(chain: AnyChain) -> Iterator[None]:
+def _snapshot_of(chain: Chain) -> Iterator[None]:
     """Attributes an error in the block to the chain's snapshot."""
     try:
         yield
     except CheckpointInvalid as error:
-        named = chain.snapshot.name() if isinstance(chain, DeltaChain) and chain.snapshot else None
-        name = chain.snapshot_name() if isinstance(chain, Chain) else named
+        name = chain.snapshot_name()
         if name is None:
             raise
         raise _SnapshotDamaged(name, error) from error

@@ -24,12 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 PAGE_HEAD_BYTES: Final = 16
-META_BYTES: Final = 152
 NO_PAGE: Final = (1 << 64) - 1
 BIG: Final = 1
-SUBTREE: Final = 2
-BRANCH_PAGE: Final = 1
-LEAF_PAGE: Final = 2
 _MAGIC: Final = 0xBEEFC0DE
 _BOUNDS = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")

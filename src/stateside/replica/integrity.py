@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -38,20 +39,17 @@ class Integrity:
         ReplicaDamaged if it is not as last published; after a kill of its writer all pages are verified.
         """
         self._folder, self._environment = folder, environment
-        self._handle = os.open(folder / "data.mdb", os.O_RDONLY)
-        try:
-            self._checksums, self._page_bytes = ChecksumWriter(folder), int(environment.stat()["psize"])
-            self._scrubbed_page, self._scrubbed_s = 0, time.monotonic()
-            try:
-                if self._page_bytes != self._checksums.page_bytes:
-                    raise damaged(folder, f"its pages have {self._page_bytes} bytes")
-                self._begin(new=new)
-            except BaseException:
-                self._checksums.close()
-                raise
-        except BaseException:
-            os.close(self._handle)
-            raise
+        self._page_bytes = int(environment.stat()["psize"])
+        self._scrubbed_page, self._scrubbed_s = 0, time.monotonic()
+        with ExitStack() as opened:
+            self._handle = os.open(folder / "data.mdb", os.O_RDONLY)
+            opened.callback(os.close, self._handle)
+            self._checksums = ChecksumWriter(folder)
+            opened.callback(self._checksums.close)
+            if self._page_bytes != self._checksums.page_bytes:
+                raise damaged(folder, f"its pages have {self._page_bytes} bytes")
+            self._begin(new=new)
+            opened.pop_all()
 
     def check(self) -> None:
         """ReplicaDamaged if the environment must not be touched: a file was truncated, or a reader has found damage."""

@@ -28,9 +28,8 @@ import pyarrow as pa
 
 from stateside.replica.keys import NO_KEY, KeyCodec
 from stateside.spark_state.arrow_rows import array_of, arrow_type
-from stateside.spark_state.schema import Column
 from stateside.spark_state.slices import Numbers, Places, Slices, numbers_at
-from stateside.spark_state.types import Decimal, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Column, Decimal, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder
 
 AT_ONCE_ROWS_MIN = 16  # fewer are faster one by one

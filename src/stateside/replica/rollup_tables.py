@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from operator import add, sub
 from typing import Any
 
 from stateside.core.storage import Storage
-from stateside.replica.key_table import Change, Changes, Ordered, in_order
+from stateside.replica.key_table import Changes, Ordered
 from stateside.replica.keys import KeyCodec
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.aggregates import Tally, in_rollups
@@ -32,6 +32,10 @@ from stateside.views.catalogue import Catalogue, Computed, ViewColumn
 from stateside.views.functions import ColumnFunction, KnownFunctions, computed_buffers, computed_sum
 from stateside.views.state_catalogue import check_state, value_decoder
 
+Kept = tuple[tuple[str, ...], ...]
+VERSION = 1  # of the rows' content: a replica with another one rebuilds its rollups
+ROWS_AT_ONCE = 100_000  # rows whose sums are held in memory before they are stored
+_HEAD = struct.Struct("<HH")
 _TEXT = KeyCodec(["string"])
 
 
@@ -59,12 +63,6 @@ class ComputedNumbers:
     def _look_up(self, by: tuple[bytes, ...]) -> ColumnFunction | None:
         texts = [_TEXT.decode(part)[0] for part in by]
         return None if None in texts else self._functions.of(tuple(map(str, texts)))
-
-
-Kept = tuple[tuple[str, ...], ...]
-VERSION = 1  # of the rows' content: a replica with another one rebuilds its rollups
-ROWS_AT_ONCE = 100_000  # rows whose sums are held in memory before they are stored
-_HEAD = struct.Struct("<HH")
 
 
 def rollups_of(catalogue: Catalogue, storage: Storage, functions: KnownFunctions) -> Rollups:
@@ -123,11 +121,6 @@ class Rollups:
         """As stored in the replica's `meta`."""
         computed = [asdict(each) for each in self.computed]
         return json.dumps({"version": VERSION, "rollups": self.kept, "computed": computed}).encode()
-
-    def move(self, changes: Iterable[Change], rows: Ordered, rollups: Ordered) -> None:
-        """Change the rows, and the rollups with them."""
-        ordered = in_order(changes)
-        self.follow(ordered, rows.swap_sorted(ordered), rollups)
 
     def follow(self, changes: Changes, before: Sequence[bytes | None], rollups: Ordered) -> Changes:
         """Change the rollups for changed rows with these before images; returns the rollups' before images."""

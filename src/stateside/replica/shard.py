@@ -6,22 +6,15 @@ A key's shard depends on its leading column alone, so that all rows of a custome
     shard = place * count / 2**64, rounded down; counted from 1
 
 So a shard is a range of places, and with twice as many shards each splits in half. The hash is no secret and must never
-change: replicas and clients on other machines compute it, too. `SharedTranslator` filters Spark's rows by shard.
+change: replicas and clients on other machines compute it, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from stateside.core.errors import SettingInvalid
-from stateside.replica.keys import KeyCodec
-
-if TYPE_CHECKING:
-    from stateside.replica.translation import AnySnapshot, Rows, Translator
-    from stateside.spark_state.batch_log import Commit
-    from stateside.spark_state.changelog import Changelog
 
 SHARES_MAX = 4_096
 _PLACE_BYTES = 8
@@ -60,20 +53,3 @@ def _invalid(text: str) -> SettingInvalid:
         f"{text[:40]!r} is no share",
         next_step=f"Give it as NUMBER/COUNT, for example 1/4: the first of four, of at most {SHARES_MAX}",
     )
-
-
-class SharedTranslator:
-    """A view's translator that omits the keys of other shards, in changes and in snapshots alike."""
-
-    def __init__(self, translator: Translator, share: Share, codec: KeyCodec) -> None:
-        self._translator, self._share, self._codec = translator, share, codec
-
-    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
-        return self._own(self._translator.changes(commit, partition, changelog))
-
-    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
-        return self._own(self._translator.snapshot(partition, snapshot))
-
-    def _own(self, rows: Rows) -> Rows:
-        has, leading = self._share.has, self._codec.leading
-        return ((key, row) for key, row in rows if has(leading(key)))

@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -265,26 +265,19 @@ class ReplicaWriter:
         if not new:
             with closing(VerifiedPages(self._folder)) as pages:  # LMDB trusts its files: verify them first
                 pages.check_sizes()
-        self._environment = open_environment(self._folder)
-        try:
+        with ExitStack() as opened:
+            self._environment = open_environment(self._folder)
+            opened.callback(self._environment.close)
             self._file = _file(self._folder / "data.mdb")
             if new:
                 self._databases = Databases(self._environment)
             self._integrity = Integrity(self._folder, self._environment, new=new)
-            try:
-                self._pages = VerifiedPages(self._folder)
-                try:
-                    self._pages.known(self._pages.checksums.published())
-                    self._databases = Databases(self._environment)
-                except BaseException:
-                    self._pages.close()
-                    raise
-            except BaseException:
-                self._integrity.close()
-                raise
-        except BaseException:
-            self._environment.close()
-            raise
+            opened.callback(self._integrity.close)
+            self._pages = VerifiedPages(self._folder)
+            opened.callback(self._pages.close)
+            self._pages.known(self._pages.checksums.published())
+            self._databases = Databases(self._environment)
+            opened.pop_all()
 
     def _begin_invalid(self, why: str, name: str | None) -> None:
         """Create an empty current environment, with the reason why it must not be read."""

@@ -29,14 +29,12 @@ from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica import lists
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.replica.bootstrap import Bootstrap, LoadStopped
+from stateside.replica.bootstrap import Bootstrap, LoadStopped, Watch, nobody
 from stateside.replica.checksums import ReplicaDamaged
 from stateside.replica.environment import full_disk, loading_folder
 from stateside.replica.history import Keep
-from stateside.replica.keys import KeyCodec
-from stateside.replica.load_progress import Watch, nobody
 from stateside.replica.rollup_tables import Rollups, rollups_of
-from stateside.replica.shard import Share, SharedTranslator
+from stateside.replica.shard import Share
 from stateside.replica.store import ReplicaWriter
 from stateside.replica.translation import Translator, translator_of
 from stateside.spark_state.batch_log import Commit, Plan
@@ -44,8 +42,7 @@ from stateside.spark_state.provider import read_batch_changes
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import KnownFunctions
 from stateside.views.heartbeat import Heartbeat
-from stateside.views.other_state import checkpoint_of
-from stateside.views.state_catalogue import completed
+from stateside.views.state_catalogue import checkpoint_of
 
 HEARTBEATS_MAX = 10_000  # waiting for a batch that covers them: about half an hour
 
@@ -282,7 +279,7 @@ class Tail:
             log.warning("view %s: the replica is of an older Stateside, rebuilding", self._layout.name)
             self._load(unaccounted, "It may lack rows of a state that Spark repartitioned")
         except CheckpointGap as gap:
-            self._load(gap, "It stands behind batches that are gone")
+            self._load(gap, "Batches after the replica's are gone")
         except _Deleted as deleted:
             log.warning("view %s: the replica's folder was deleted, rebuilding", self._layout.name)
             self._writer.take_place()
@@ -494,11 +491,7 @@ class Tail:
 
     def _made_translator(self) -> Translator:
         if self._translator is None:
-            self._translator = translator_of(self._catalogue, self._checkpoint)
-            if self._share is not None:
-                key = completed(self._catalogue, self._checkpoint.storage).key
-                codec = KeyCodec([column.asked_type for column in key])
-                self._translator = SharedTranslator(self._translator, self._share, codec)
+            self._translator = translator_of(self._catalogue, self._checkpoint, self._share)
         return self._translator
 
     def _prefixed(self) -> bool:

@@ -15,18 +15,21 @@ from stateside.core.errors import CheckpointInvalid
 from stateside.replica import lists
 from stateside.replica.key_blocks import KeyEncoder
 from stateside.replica.keys import KeyCodec
+from stateside.replica.shard import Share
 from stateside.spark_state.avro_row import encoding_of, refuse_avro
 from stateside.spark_state.batch_log import Checkpoint, Commit
 from stateside.spark_state.changelog import Changelog, StateChange, changelog_name, plain_row
 from stateside.spark_state.column_families import ColumnFamilies, delimiter_of, split_entries
 from stateside.spark_state.compression import damaged
-from stateside.spark_state.hdfs_store import HdfsSnapshot
+from stateside.spark_state.provider import AnySnapshot
 from stateside.spark_state.rocksdb_snapshot import StateSnapshot
-from stateside.spark_state.schema import read_schema
 from stateside.spark_state.slices import ChangeBlock
 from stateside.spark_state.state_variables import LIST_STATE, KeyDecoder
+from stateside.spark_state.types import read_schema
 from stateside.views.catalogue import Catalogue
 from stateside.views.state_catalogue import check_state, completed, served_variable
+
+Rows = Iterable[lists.Change]
 
 
 class VariableTranslator:
@@ -57,7 +60,7 @@ class VariableTranslator:
             if change.family in own:
                 yield self._row(change, path)
 
-    def snapshot(self, partition: int, snapshot: StateSnapshot | HdfsSnapshot) -> Iterator[lists.Change]:
+    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Iterator[lists.Change]:
         assert isinstance(snapshot, StateSnapshot), "Spark refuses a transformWithState on other stores than RocksDB"
         self._families.learn(partition, snapshot.families)
         for family in sorted(self._own(snapshot.families)):
@@ -85,10 +88,6 @@ class VariableTranslator:
         return lists.Entries(tuple(rows), replacing=not change.appended)
 
 
-Rows = Iterable[lists.Change]
-AnySnapshot = StateSnapshot | HdfsSnapshot
-
-
 class Translator(Protocol):
     """Turns Spark's state into the replica's keys and rows."""
 
@@ -99,14 +98,17 @@ class Translator(Protocol):
         """The replica's rows in a snapshot of a partition."""
 
 
-def translator_of(catalogue: Catalogue, checkpoint: Checkpoint) -> Translator:
-    """The translator of a view; ViewInvalid if the checkpoint's state is not the catalogue's."""
+def translator_of(catalogue: Catalogue, checkpoint: Checkpoint, share: Share | None = None) -> Translator:
+    """The translator of a view, or of one shard of its keys; ViewInvalid if the state is not the catalogue's."""
     catalogue.check_query(checkpoint.query_id())
     if catalogue.kind != "state-variable":
         refuse_avro(checkpoint)
     in_family = catalogue.kind == "state-variable" or (catalogue.kind == "join" and catalogue.family is not None)
-    kind = VariableTranslator if in_family else RowTranslator
-    return kind(catalogue, checkpoint)
+    translator = (VariableTranslator if in_family else RowTranslator)(catalogue, checkpoint)
+    if share is None:
+        return translator
+    key = completed(catalogue, checkpoint.storage).key
+    return _SharedTranslator(translator, share, KeyCodec([column.asked_type for column in key]))
 
 
 class RowTranslator:
@@ -143,3 +145,20 @@ class RowTranslator:
             where=self._state,
             next_step="If another query ran on this checkpoint, run the view on a new folder",
         )
+
+
+class _SharedTranslator:
+    """A view's translator that omits the keys of other shards, in changes and in snapshots alike."""
+
+    def __init__(self, translator: Translator, share: Share, codec: KeyCodec) -> None:
+        self._translator, self._share, self._codec = translator, share, codec
+
+    def changes(self, commit: Commit, partition: int, changelog: Changelog) -> Rows:
+        return self._own(self._translator.changes(commit, partition, changelog))
+
+    def snapshot(self, partition: int, snapshot: AnySnapshot) -> Rows:
+        return self._own(self._translator.snapshot(partition, snapshot))
+
+    def _own(self, rows: Rows) -> Rows:
+        has, leading = self._share.has, self._codec.leading
+        return ((key, row) for key, row in rows if has(leading(key)))

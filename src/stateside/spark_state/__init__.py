@@ -1,10 +1,10 @@
 """Spark's state on disk: readers of logs, changelogs, snapshots and row formats. Read only, and without Spark.
 
-Batches: `batch_log` (offsets, commits). Store: `provider` (which state store a query uses, and a batch's changes in
-it). RocksDB: `changelog` (changes), `rocksdb_snapshot` (all of the state at one version), `sst` (changes without
-changelogs). HDFS-backed store: `hdfs_store`. Files: `checksum`, `compression`. Many changes at once: `slices`. Columns
-and rows: `schema`, `types`, `unsafe_row`, `avro_row`, `arrow_rows`. `transformWithState`: `state_variables`,
-`column_families`. `checkpoint_folder` checks whether a folder is a checkpoint at all.
+Batches: `batch_log` (offsets, commits). State stores: `provider` (which one a query uses, its files, a batch's changes,
+and the HDFS-backed store). RocksDB: `changelog` (changes), `rocksdb_snapshot` (all of the state at one version, and
+changes without changelogs). Files: `checksum`, `compression`. Many changes at once: `slices`. Columns and rows:
+`types`, `unsafe_row`, `avro_row`, `arrow_rows`. `transformWithState`: `state_variables`, `column_families`.
+`checkpoint_folder` checks whether a folder is a checkpoint at all.
 """
 
 from typing import TYPE_CHECKING

@@ -26,9 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.core.errors import CheckpointInvalid
-from stateside.spark_state.schema import Column
 from stateside.spark_state.slices import Numbers, Slices, numbers_at
-from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Column, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value, reader_of
 
 _FIXED: dict[str, tuple[str, pa.DataType]] = {

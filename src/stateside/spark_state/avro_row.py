@@ -33,8 +33,7 @@ import fastavro
 from stateside.core.errors import CheckpointInvalid
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.changelog import check_encoding
-from stateside.spark_state.schema import Column
-from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Column, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 
 Versions = Callable[[], Mapping[int, Sequence[Column]]]  # the columns by schema id, read again at every call
@@ -173,10 +172,7 @@ class Encoding(Enum):
 
 def encoding_of(checkpoint: Checkpoint) -> Encoding:
     """The encoding of the query's rows; FileNotFoundError before its first batch is committed."""
-    batches = checkpoint.commits()
-    if not batches:
-        raise FileNotFoundError(checkpoint.storage.path("commits"))
-    plan, path = checkpoint.plan(batches[-1]), checkpoint.storage.path(f"offsets/{batches[-1]}")
+    plan, path = checkpoint.newest_plan()
     check_encoding(plan, path)
     return Encoding(plan.conf.get(_SETTING, Encoding.UNSAFE_ROW.value).lower())
 

@@ -45,7 +45,7 @@ from stateside.core.errors import CheckpointGap, CheckpointInvalid, PositionInva
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.spark_state.checksum import read_checked
-from stateside.spark_state.schema import read_schema
+from stateside.spark_state.types import read_schema
 
 NOTHING_YET = "-"
 _JOURNAL_UNREAD = {"0": 0}  # before the journal existed, there was no id either
@@ -202,6 +202,13 @@ class Checkpoint:
                 planned_us=int(metadata["batchTimestampMs"]) * 1_000,
                 conf=metadata.get("conf", {}),
             )
+
+    def newest_plan(self) -> tuple[Plan, str]:
+        """The plan of the newest committed batch, and the file's path; FileNotFoundError before the first commit."""
+        batches = self.commits()
+        if not batches:
+            raise FileNotFoundError(self.storage.path("commits"))
+        return self.plan(batches[-1]), self.storage.path(f"offsets/{batches[-1]}")
 
     def journals(self, batch: int) -> set[str]:
         """The ids of the journals that the batch was planned to read from; empty if it has only other sources."""

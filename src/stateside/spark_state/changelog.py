@@ -65,27 +65,25 @@ class Changelog:
     lineage: tuple[tuple[int, str], ...] = ()
 
 
-def read_changes(
-    storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
-) -> list[StateChange]:
-    """The batch's changes in one partition, in order; CheckpointGap if Spark has deleted the file already."""
-    return list(read_changelog(storage, commit, operator, partition, prefixed=prefixed).changes)
-
-
 def read_changelog(
     storage: Storage, commit: Commit, operator: int, partition: int, *, prefixed: bool = False
 ) -> Changelog:
-    """The same with the lineage."""
+    """The batch's changes in one partition, in order; CheckpointGap if Spark has deleted the file already."""
     name = changelog_name(commit, operator, partition)
     try:
         content = b"".join(read_state_file(storage, name))
     except FileNotFoundError:
-        raise CheckpointGap(
-            f"The changes of batch {commit.batch} are gone",
-            where=storage.path(name),
-            next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
-        ) from None
+        raise gone(f"The changes of batch {commit.batch} are gone", storage.path(name)) from None
     return _parse(content, storage.path(name), prefixed)
+
+
+def gone(what: str, path: str) -> CheckpointGap:
+    """The error for a state file that Spark has deleted."""
+    return CheckpointGap(
+        what,
+        where=path,
+        next_step="Spark deletes old state files; keep more with spark.sql.streaming.minBatchesToRetain",
+    )
 
 
 def changelog_name(commit: Commit, operator: int, partition: int) -> str:

@@ -37,14 +37,17 @@ from typing import Any
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.storage import Storage
-from stateside.spark_state.batch_log import Checkpoint, Commit, Plan
+from stateside.spark_state.batch_log import Checkpoint, Commit
 from stateside.spark_state.changelog import Changelog, state_stem
 from stateside.spark_state.checksum import read_checked
 from stateside.spark_state.compression import damaged
 from stateside.spark_state.rocksdb_snapshot import read_contents
-from stateside.spark_state.schema import read_chunks, read_utf
+from stateside.spark_state.types import read_chunks, read_utf
 
 _ID = struct.Struct(">h")
+_SETTING = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
+_DELIMITERS = {"1": b",", "2": b""}
+_SIZE = struct.Struct("<i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +155,9 @@ class ColumnFamilies:
             return {}  # that version has no snapshot
 
 
-_SETTING = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
-_DELIMITERS = {"1": b",", "2": b""}
-_SIZE = struct.Struct("<i")
-
-
 def delimiter_of(checkpoint: Checkpoint) -> bytes:
     """The delimiter of entries in the query's lists; FileNotFoundError before its first batch is committed."""
-    batches = checkpoint.commits()
-    if not batches:
-        raise FileNotFoundError(checkpoint.storage.path("commits"))
-    return _delimiter(checkpoint.plan(batches[-1]), checkpoint.storage.path(f"offsets/{batches[-1]}"))
-
-
-def split_entries(value: bytes, delimiter: bytes, path: str) -> list[bytes]:
-    """The entries of a list, or of an appended part of one; CheckpointInvalid for unknown framing."""
-    return list(_entries(value, delimiter, path))
-
-
-def _delimiter(plan: Plan, path: str) -> bytes:
+    plan, path = checkpoint.newest_plan()
     version = plan.conf.get(_SETTING, "1")
     if version not in _DELIMITERS:
         raise CheckpointInvalid(
@@ -181,7 +168,8 @@ def _delimiter(plan: Plan, path: str) -> bytes:
     return _DELIMITERS[version]
 
 
-def _entries(value: bytes, delimiter: bytes, path: str) -> Iterator[bytes]:
+def split_entries(value: bytes, delimiter: bytes, path: str) -> Iterator[bytes]:
+    """The entries of a list, or of an appended part of one; CheckpointInvalid for unknown framing."""
     at_byte = 0
     while True:
         begin = at_byte + _SIZE.size

@@ -56,21 +56,14 @@ class Codec:
     expand: Expand
 
 
-def decompress(content: bytes, path: str) -> bytes:
-    """The uncompressed bytes; CheckpointInvalid, with file and byte, if damaged."""
-    return b"".join(expand(content, path))
-
-
 def expand(content: bytes, path: str) -> Iterator[bytes]:
-    """The same piece by piece, so that a large file need not be in memory as a whole."""
-    return codec_of(content, path).expand(content, path)
+    """The uncompressed bytes, piece by piece, so that a large file need not be in memory as a whole.
 
-
-def codec_of(content: bytes, path: str) -> Codec:
-    """The envelope of a file; CheckpointInvalid if it cannot be opened."""
+    CheckpointInvalid if the envelope is unknown; with file and byte, at once or at a later piece, if it is damaged.
+    """
     for codec in CODECS:
         if content.startswith(codec.magic):
-            return codec
+            return codec.expand(content, path)
     if any(codec.magic.startswith(content) for codec in CODECS):
         raise damaged(path, len(content), "it is empty or ends at once")
     name = "lzf" if content.startswith(_LZF_MAGIC) else f"one that is not known, it begins with {content[:8].hex(' ')}"

@@ -37,7 +37,7 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.spark_state.changelog import plain_row
 from stateside.spark_state.column_families import Family, schemas
 from stateside.spark_state.compression import damaged
-from stateside.spark_state.schema import Column, columns_of
+from stateside.spark_state.types import Column, columns_of
 from stateside.spark_state.unsafe_row import Value
 
 EXPIRES = Column("expires_ms", "long")

@@ -26,8 +26,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from stateside.core.errors import CheckpointInvalid
-from stateside.spark_state.schema import Column
-from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Column, Decimal, Map, Primitive, SparkType, Struct, parse_type
 
 Value = bool | int | float | str | bytes | decimal.Decimal | tuple["Value", ...] | None
 Read = Callable[[bytes, int], Value]  # a value, from its row or array and the byte of its 8-byte cell

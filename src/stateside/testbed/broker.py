@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import base64
 import os
-import signal
 import subprocess
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from stateside.core.errors import SetupError
 from stateside.core.ports import LOOPBACK, listener, refusal
-from stateside.core.processes import Child, free_port
+from stateside.core.processes import free_port
 from stateside.core.wait import retry, wait_until
 from stateside.pipeline.jars import fetch
 from stateside.pipeline.java import find_java
+from stateside.testbed.component import Component
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -62,53 +61,33 @@ _SETTINGS = {
 }
 
 
-class Broker:
-    """One broker on one folder. Its ports are drawn once: a restart keeps the address."""
+class Broker(Component):
+    """One broker on one folder. Its ports are drawn once: a restart keeps the address.
+
+    After a `kill`, `start` brings the broker back with all acknowledged messages.
+    """
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
+        super().__init__("broker", (), folder / "broker.log", os.environ)
         self._folder = folder
         self._port, self._controller_port = port or free_port(), free_port()
-        self._child: Child | None = None
 
     @property
     def address(self) -> str:
         """The clients' `bootstrap.servers`."""
         return f"{LOOPBACK}:{self._port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._child is not None, "it runs"
-        return self._child.pid
-
-    def runs(self) -> bool:
-        return self._child is not None and self._child.returncode() is None
-
-    def last_words(self) -> str:
-        """The last line of its log."""
-        return self._child.last_words() if self._child else "none"
-
     def start(self) -> None:
         """Start the broker and wait for an answer; SetupError on failure. A machine's first start fetches the jars."""
-        assert self._child is None, "it runs already"
         self._check_ports()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._properties.write_text(self._settings())
         java = self._java()
         if not (self._data / "meta.properties").exists():
             self._format(java)
-        self._child = Child([*java, "kafka.Kafka", str(self._properties)], self._folder / "broker.log")
-        self._await_answer(self._child)
-
-    def stop(self) -> None:
-        """Stop the broker in order, if it runs."""
-        if self._child is not None:
-            self._child.stop()
-            self._child = None
-
-    def kill(self) -> None:
-        """End the broker by SIGKILL, like a crash; `start` brings it back with all acknowledged messages."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.stop()
+        self._command = [*java, "kafka.Kafka", str(self._properties)]
+        super().start()
+        self._await_answer()
 
     def create_topic(self, name: str, *, partitions: int = 1) -> None:
         """Create a topic; on return every client sees it."""
@@ -130,17 +109,6 @@ class Broker:
             _LOOK_S,
             passes=lambda error: bool(error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART),
         )
-
-    def __enter__(self) -> Broker:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
 
     def _check_ports(self) -> None:
         """Another broker on the port would answer in this one's place."""
@@ -185,14 +153,13 @@ class Broker:
                 next_step="Give it an empty folder on a disk with space",
             )
 
-    def _await_answer(self, child: Child) -> None:
-        over = wait_until(lambda: child.returncode() is not None or self._answers(), START_S_MAX, _LOOK_S)
-        if over and child.returncode() is None:
+    def _await_answer(self) -> None:
+        if wait_until(lambda: not self.runs() or self._answers(), START_S_MAX, _LOOK_S) and self.runs():
             return
         self.stop()
         raise SetupError(
-            f"The Kafka broker does not answer; its last words: {child.last_words()}",
-            where=str(child.log),
+            f"The Kafka broker does not answer; its last words: {self.last_words()}",
+            where=str(self.log),
             next_step="Read that log, mend the cause, and start it again",
         )
 

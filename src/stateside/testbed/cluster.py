@@ -26,7 +26,6 @@ import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -36,7 +35,7 @@ from stateside.core.ports import LOOPBACK
 from stateside.core.processes import free_port
 from stateside.pipeline.java import java_environment
 from stateside.pipeline.master import python_path
-from stateside.testbed.component import Component, wait_until
+from stateside.testbed.component import Component, Startable, wait_until
 
 HEAP_MB_MAX = 256  # of ZooKeeper, a master and a worker; executors have their own
 WORKER_MEMORY = "1g"  # for executors: one of Spark's default size
@@ -50,7 +49,7 @@ _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # fast start, not long-term
 _MEMORY = re.compile(r"(\d+)([mg])")
 
 
-class Cluster:
+class Cluster(Startable):
     """Masters and workers on one folder. Ports are drawn once: a restarted part keeps its address."""
 
     def __init__(
@@ -163,17 +162,6 @@ class Cluster:
     def cores_taken(self) -> int:
         """The number of cores that the leading master has given to executors."""
         return sum(int(worker["coresused"]) for worker in self._alive(self.leader()))
-
-    def __enter__(self) -> Cluster:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
 
     def _part(self, name: str) -> Component:
         if name not in self._parts:

@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import Self
 
+from stateside.core import wait
 from stateside.core.errors import PipelineFailed, SetupError
 from stateside.core.processes import EXIT_FINAL, SAFE_PATH, Child
 
@@ -22,7 +25,28 @@ MEMBERS_S_MAX = 10.0
 _LOOK_S = 0.1
 
 
-class Component:
+class Startable(ABC):
+    """Started at the beginning of a `with`, stopped at its end, and after a start that fails."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class Component(Startable):
     """A process that can be stopped, killed, and restarted unchanged."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -70,9 +94,7 @@ def signal_members(session: int, number: signal.Signals) -> None:
 
 def end_members(session: int) -> None:
     """Give the members of a stopped leader's session time to end, then kill them."""
-    deadline = time.monotonic() + MEMBERS_S_MAX
-    while members(session) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    wait.wait_until(lambda: not members(session), MEMBERS_S_MAX, _LOOK_S)
     signal_members(session, signal.SIGKILL)
 
 
@@ -90,18 +112,22 @@ def members(session: int, proc: Path = Path("/proc")) -> list[int]:
 
 def wait_until(what: str, condition: Callable[[], bool], parts: Iterable[Component], wait_s: float) -> None:
     """Wait until the condition holds; SetupError after `wait_s`, or if one of the parts has ended."""
-    parts, deadline = list(parts), time.monotonic() + wait_s
-    while not condition():
-        ended = [part for part in parts if not part.runs()]
-        if ended or time.monotonic() > deadline:
-            told = (ended or parts)[0]
-            how = f"{told.name} has ended" if ended else f"that took longer than {wait_s:.0f} s"
-            raise SetupError(
-                f"{what} did not come about: {how}; its last words: {told.last_words()}",
-                where=str(told.log),
-                next_step="Read that log, mend the cause, and start it again",
-            )
-        time.sleep(_LOOK_S)
+    parts = list(parts)
+
+    def outcome() -> bool | list[Component]:
+        """Whether the condition holds, or the parts that have ended."""
+        return condition() or [part for part in parts if not part.runs()] or False
+
+    found = wait.wait_until(outcome, wait_s, _LOOK_S)
+    if found is True:
+        return
+    told = (found or parts)[0]
+    how = f"{told.name} has ended" if found else f"that took longer than {wait_s:.0f} s"
+    raise SetupError(
+        f"{what} did not come about: {how}; its last words: {told.last_words()}",
+        where=str(told.log),
+        next_step="Read that log, mend the cause, and start it again",
+    )
 
 
 RESTARTS_MAX = 5  # in a row, each after less than LASTED_S
@@ -207,7 +233,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

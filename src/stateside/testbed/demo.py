@@ -22,8 +22,7 @@ from stateside.core.storage import write_atomically
 from stateside.serving.clients import Client
 from stateside.serving.stamp import parse_time
 from stateside.testbed.component import Interrupts, Supervised
-from stateside.testbed.demo_report import NAME, DemoReport, snapshot
-from stateside.testbed.display import Display, DisplayState, DocumentCounts
+from stateside.testbed.demo_report import NAME, DemoReport, Display, DisplayState, DocumentCounts, snapshot
 from stateside.testbed.feeder import Feeder, Load
 from stateside.testbed.proof import ReplicaProof
 from stateside.testbed.run_folder import ReportFile, StageFolder

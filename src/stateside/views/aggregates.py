@@ -35,6 +35,7 @@ size, so rollups, and sums over buckets, have the buffers as such integers, the 
 
 A sum of doubles is therefore rounded once, and is the same in whatever order rows came and went. An overflow ends once
 the rows at fault have left. Other aggregates have no tally: a minimum cannot be updated when a row leaves.
+An impossible rollup is refused, with the reason, before anything runs (`declared_rollups`, `check_rollups`).
 
 To add an aggregate, write its class and add the class to `AGGREGATES`.
 """
@@ -56,13 +57,15 @@ from stateside.core.errors import CheckpointInvalid, ValueOverflow
 from stateside.spark_state.arrow_rows import array_of, arrow_type, filled_numbers, valid_rows, value_array
 from stateside.spark_state.types import Decimal, Primitive, SparkType, parse_type
 from stateside.spark_state.unsafe_row import Value
-from stateside.views.catalogue import Catalogue, ViewColumn
+from stateside.views.catalogue import Catalogue, ViewColumn, refused
 
 Partial = Sequence[Any]
 Tally = Sequence[int]
 
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 _DOUBLE_BITS = 1_074
+ROLLUPS_MAX = 16
+_ROLLUPS_EXAMPLE = 'Write it like key=["customer", "country"], rollups=[["country"]]'
 _AVERAGE_DIGITS = 4  # that Spark's average of decimals has more than the decimals
 _WHOLE_TYPES = tuple(map(Primitive, ("byte", "short", "integer", "long")))
 _EXACT = decimal.Context(prec=200, rounding=decimal.ROUND_HALF_UP)
@@ -454,6 +457,64 @@ def not_in_rollups(catalogue: Catalogue) -> list[str]:
     """The columns missing from the view's rollups, such as minima and maxima; none without rollups."""
     kept = [made.column for made in in_rollups(catalogue.columns)]
     return [column.name for column in catalogue.columns if catalogue.rollups and column not in kept]
+
+
+def declared_rollups(view: str, key: Sequence[str], rollups: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The rollups of a view's declaration; ViewInvalid if one is no coarser key of this key."""
+    if isinstance(rollups, str) or any(isinstance(columns, str) for columns in rollups):
+        raise refused(view, f"its rollups are {rollups!r}, not a list of lists of columns", _ROLLUPS_EXAMPLE)
+    declared = tuple(tuple(columns) for columns in rollups)
+    if len(declared) > ROLLUPS_MAX:
+        raise refused(view, f"it has {len(declared)} rollups, more than {ROLLUPS_MAX}", "Ask for fewer of them")
+    for number, columns in enumerate(declared):
+        _check_rollup(view, key, columns)
+        if columns in declared[:number]:
+            raise refused(view, f"its rollup {list(columns)} is there twice", "Leave one of them out")
+    return declared
+
+
+def check_rollups(catalogue: Catalogue) -> None:
+    """ViewInvalid if the view's columns or the kind of its key do not allow its rollups."""
+    if not catalogue.rollups:
+        return
+    if catalogue.kind == "state-variable":
+        raise refused(
+            catalogue.view,
+            "it has rollups of a state variable, of which only the processor that keeps it knows how to add it up",
+            "Leave the rollups out, or keep the sums in a state variable of their own",
+        )
+    sessions = {column.name for column in catalogue.key if column.whole is not None}
+    for columns in catalogue.rollups:
+        for name in sessions.intersection(columns):
+            raise refused(
+                catalogue.view,
+                f"its rollup {list(columns)} has the session window {name!r}, which no two rows have in common",
+                f"Leave {name!r} out of it",
+            )
+    if not in_rollups(catalogue.columns):
+        raise refused(
+            catalogue.view,
+            f"none of its columns {[column.name for column in catalogue.columns]} can be added up and taken away again",
+            "Rollups have counts, sums and averages: serve one of these as well, or leave the rollups out",
+        )
+
+
+def _check_rollup(view: str, key: Sequence[str], columns: Sequence[str]) -> None:
+    for name in columns:
+        if name not in key:
+            raise refused(
+                view, f"its rollup {list(columns)} has {name!r}, which its key does not", f"Its key has {list(key)}"
+            )
+        if "," in name or "/" in name:
+            raise refused(
+                view, f"its rollup's column {name!r} has a comma or a slash", "Give it another name with alias(…)"
+            )
+    if len(set(columns)) < len(columns):
+        raise refused(view, f"its rollup {list(columns)} has a column twice", "Name each once")
+    if set(columns) == set(key):
+        raise refused(
+            view, f"its rollup {list(columns)} has all columns of its key", "Leave some out: else it is the view itself"
+        )
 
 
 def in_order(value: Value) -> tuple[Any, ...]:

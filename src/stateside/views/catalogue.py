@@ -8,21 +8,21 @@ the user's code nor Spark. The stored rows depend on the catalogue's `kind`:
     session         key row: the grouping columns without the session window, then the session's start;
                     value row: all grouping columns, the session window among them, then the buffers
     state-variable  one variable of a `transformWithState`, its name in `family`: see `state_catalogue`
-    join            one side of a stream-stream join, in a `store` or a column `family`: see `other_state`
-    groups          the state of flatMapGroupsWithState or applyInPandasWithState: see `other_state`
+    join            one side of a stream-stream join, in a `store` or a column `family`: see `state_catalogue`
+    groups          the state of flatMapGroupsWithState or applyInPandasWithState: see `state_catalogue`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stateside.core.errors import CheckpointInvalid, ViewInvalid
 from stateside.core.json_file import JsonFile
-from stateside.spark_state.schema import Column, StateSchema
-from stateside.spark_state.types import parse_type
+from stateside.spark_state.types import Array, Column, Map, Primitive, SparkType, StateSchema, Struct, parse_type
+from stateside.spark_state.unsafe_row import SERVED_TYPES
 
 VERSION = 4
 _VERSIONS = (2, 3, VERSION)  # 2 had no computed columns, 3 no archive
@@ -227,3 +227,78 @@ def _computed(document: dict[str, Any]) -> Computed:
 def _key_column(document: dict[str, Any]) -> KeyColumn:
     stored, whole = StateColumn(**document.pop("stored")), document.pop("whole")
     return KeyColumn(**document, stored=stored, whole=StateColumn(**whole) if whole else None)
+
+
+def refused(view: str, reason: str, next_step: str) -> ViewInvalid:
+    """The error for a view that is refused rather than served wrongly."""
+    return ViewInvalid(f"The view {view!r} cannot be served: {reason}", next_step=next_step)
+
+
+def key_columns(names: Iterable[str], columns: Iterable[Column], first: int = 0) -> tuple[KeyColumn, ...]:
+    """Columns of the state's key, from the index `first` on, shown as they are under these names."""
+    named = enumerate(zip(names, columns, strict=True), first)
+    return tuple(KeyColumn.of_state(name, index, column) for index, (name, column) in named)
+
+
+def value_columns(names: Iterable[str], columns: Iterable[Column]) -> tuple[ViewColumn, ...]:
+    """The columns of the state's value, shown as they are under these names."""
+    named = enumerate(zip(names, columns, strict=True))
+    return tuple(ViewColumn.of_state(name, index, column) for index, (name, column) in named)
+
+
+def unserved(type_: str) -> str | None:
+    """What to do instead of serving a column of this type; None if the type can be served."""
+    try:
+        return _unserved(parse_type(type_))
+    except CheckpointInvalid as error:
+        return error.what
+
+
+def unkeyable(type_: str) -> str | None:
+    """What to do instead of querying by a column of this type; None if the type can be in a key."""
+    if "collate" in type_:
+        return "Group by a plain string: what a collation takes for equal has several texts"
+    return unserved(type_) or _unkeyable(parse_type(type_))
+
+
+def _unserved(type_: SparkType) -> str | None:
+    match type_:
+        case Primitive(name):
+            return None if name in SERVED_TYPES or name.startswith("interval") else "Keep it as a string"
+        case Array(element):
+            return _unserved(element)
+        case Map(key, value):
+            return _unserved(key) or _unserved(value)
+        case Struct(names, types):
+            if len(set(names)) < len(names):
+                return "Give each of its fields a name of its own"
+            return next(filter(None, map(_unserved, types)), None)
+    return None
+
+
+def _unkeyable(type_: SparkType) -> str | None:
+    match type_:
+        case Primitive(name) if name.startswith("interval"):
+            return "Nobody can ask by an interval: keep it as a number of seconds or months, or in the value"
+        case Array() | Map():
+            return "Nobody can ask by a list or a map: keep it as a string, or in the value"
+        case Struct(_, types):
+            return next(filter(None, map(_unkeyable, types)), None)
+    return None
+
+
+def apart(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names made unique, and different from `taken`: a second `size` becomes `size_2`, or `size_3` if that exists.
+
+    A name that is given literally keeps its form, wherever it comes.
+    """
+    asked, used = list(names), set(taken)
+    given: list[str] = []
+    for name in asked:
+        number, free = 1, name
+        while free in used or (number > 1 and free in asked):
+            number += 1
+            free = f"{name}_{number}"
+        used.add(free)
+        given.append(free)
+    return given

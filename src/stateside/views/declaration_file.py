@@ -25,10 +25,9 @@ from typing import Any
 
 from stateside.core.errors import CheckpointInvalid, SettingInvalid, StatesideError
 from stateside.spark_state.types import Decimal, parse_type
-from stateside.views.aggregates import AGGREGATES, Aggregate
+from stateside.views.aggregates import AGGREGATES, Aggregate, check_rollups, declared_rollups
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
 from stateside.views.inference import Inferred, Refusal, safe_name
-from stateside.views.rollups import check_rollups, declared_rollups
 
 DECLARABLE = {name: each for name, each in AGGREGATES.items() if each.function is not None}
 _TYPE = "type"

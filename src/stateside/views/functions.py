@@ -37,7 +37,7 @@ from stateside.spark_state.arrow_rows import array_of, filled_numbers, valid_row
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.aggregates import Aggregate, Partial, TrySum, aggregate_of
-from stateside.views.catalogue import Catalogue, Computed, StateColumn, ViewColumn
+from stateside.views.catalogue import Catalogue, Computed, StateColumn, ViewColumn, refused
 
 VERSION = 1
 GROUP = "stateside.functions"
@@ -172,20 +172,20 @@ def _stored(function: ColumnFunction) -> str:
 def declared_computed(view: str, key: Sequence[str], computed: Sequence[Computed]) -> tuple[Computed, ...]:
     """The computed columns of a view's declaration; ViewInvalid if one is impossible with this key."""
     if isinstance(computed, Computed) or not all(isinstance(each, Computed) for each in computed):
-        raise _refused(view, f"its computed is {computed!r}, not a list of Computed(…)", _EXAMPLE)
+        raise refused(view, f"its computed is {computed!r}, not a list of Computed(…)", _EXAMPLE)
     for each in computed:
         if isinstance(each.by, str) or not each.by:
-            raise _refused(view, f"its computed column {each.name!r} is by {each.by!r}, no list of columns", _EXAMPLE)
+            raise refused(view, f"its computed column {each.name!r} is by {each.by!r}, no list of columns", _EXAMPLE)
         for name in each.by:
             if name not in key:
-                raise _refused(
+                raise refused(
                     view,
                     f"its computed column {each.name!r} is by {name!r}, not in its key",
                     f"Its key has {list(key)}",
                 )
     declared = tuple(Computed(each.name, each.of, tuple(each.by)) for each in computed)
     if len({each.by for each in declared}) > 1:
-        raise _refused(
+        raise refused(
             view,
             f"its computed columns are by different columns, {[list(each.by) for each in declared]}",
             "A view has one table of functions: let them be by the same columns, in the same order",
@@ -198,7 +198,7 @@ def check_computed(catalogue: Catalogue) -> None:
     if not catalogue.computed:
         return
     if catalogue.kind == "state-variable":
-        raise _refused(
+        raise refused(
             catalogue.view,
             "it has computed columns of a state variable, whose columns are not known before it runs",
             "Leave them out, or compute the value in the processor that keeps the variable",
@@ -206,7 +206,7 @@ def check_computed(catalogue: Catalogue) -> None:
     taken = [column.name for column in catalogue.key] + [column.name for column in catalogue.columns]
     for each in catalogue.computed:
         if each.name in taken:
-            raise _refused(
+            raise refused(
                 catalogue.view, f"two of its columns are called {each.name!r}", "Give the computed one another name"
             )
         taken.append(each.name)
@@ -218,14 +218,14 @@ def _check_of(catalogue: Catalogue, computed: Computed) -> None:
     columns = {column.name: column for column in catalogue.columns}
     column = columns.get(computed.of)
     if column is None:
-        raise _refused(
+        raise refused(
             catalogue.view,
             f"its computed column {computed.name!r} is of {computed.of!r}, which it does not have",
             f"Its columns are: {', '.join(columns) or 'none'}",
         )
     made = aggregate_of(column)
     if not (made.is_stored and made.tally_size) or made.type != Primitive(TYPE):
-        raise _refused(
+        raise refused(
             catalogue.view,
             f"its computed column {computed.name!r} is of {computed.of!r}, {column.expression} {column.type}",
             "Let it be of a sum of whole numbers (cast them to long) or of a count",
@@ -235,15 +235,11 @@ def _check_of(catalogue: Catalogue, computed: Computed) -> None:
 def _check_by(catalogue: Catalogue, computed: Computed) -> None:
     for column in catalogue.key:
         if column.name in computed.by and parse_type(column.type) != Primitive("string"):
-            raise _refused(
+            raise refused(
                 catalogue.view,
                 f"its computed column {computed.name!r} is by {column.name!r} of the type {column.type}",
                 "Let it be by columns of the type string: cast it before the groupBy",
             )
-
-
-def _refused(view: str, reason: str, next_step: str) -> ViewInvalid:
-    return ViewInvalid(f"The view {view!r} cannot be served: {reason}", next_step=next_step)
 
 
 class KnownFunctions:

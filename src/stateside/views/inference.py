@@ -18,12 +18,19 @@ from dataclasses import dataclass, replace
 from stateside.core.errors import CheckpointInvalid, StatesideError, ViewInvalid
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import AGGREGATION, SUPPORTED, Checkpoint
-from stateside.spark_state.schema import Column, StateSchema, read_schema
-from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct, parse_type
-from stateside.views.catalogue import Catalogue, KeyColumn, Kind, StateColumn, ViewColumn
-from stateside.views.column_types import apart
-from stateside.views.other_state import views_of_groups, views_of_join
-from stateside.views.state_catalogue import served_variable, views_of_variables
+from stateside.spark_state.types import (
+    Array,
+    Column,
+    Map,
+    Primitive,
+    SparkType,
+    StateSchema,
+    Struct,
+    parse_type,
+    read_schema,
+)
+from stateside.views.catalogue import Catalogue, KeyColumn, Kind, StateColumn, ViewColumn, apart, key_columns
+from stateside.views.state_catalogue import served_variable, views_of_groups, views_of_join, views_of_variables
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_CHARS_MAX = 100
@@ -162,14 +169,14 @@ def _aggregation(operator: Operator) -> Iterator[Catalogue | Refusal]:
     """
     schema = read_schema(operator.storage, operator.number)
     doubled = operator.settings.get(_AGGREGATION_FORMAT) == "1" and _begins(schema.value, schema.key)
-    key = key_columns(schema.key)
+    key = key_columns(apart(column.name for column in schema.key), schema.key)
     yield operator.catalogue(key, _buffers(schema.value, len(schema.key) if doubled else 0, key))
 
 
 def _deduplication(operator: Operator) -> Iterator[Catalogue | Refusal]:
     """A row for each key seen; within a watermark with the time until which the key is remembered."""
     schema = read_schema(operator.storage, operator.number)
-    key = key_columns(schema.key)
+    key = key_columns(apart(column.name for column in schema.key), schema.key)
     yield operator.catalogue(key, _buffers(schema.value, 0, key))
 
 
@@ -235,14 +242,6 @@ def _named(operator: Operator, catalogues: Sequence[Catalogue]) -> Iterator[Cata
     names = apart(f"{operator.view}-{safe_name(catalogue.view)}" for catalogue in catalogues)
     for name, catalogue in zip(names, catalogues, strict=True):
         yield replace(catalogue, application=operator.storage.root, view=name, query=operator.query)
-
-
-def key_columns(columns: Sequence[Column]) -> list[KeyColumn]:
-    """Key columns identical to the columns of the state's key."""
-    names = apart(column.name for column in columns)
-    return [
-        KeyColumn.of_state(name, index, column) for index, (name, column) in enumerate(zip(names, columns, strict=True))
-    ]
 
 
 def _buffers(columns: Sequence[Column], begin: int, key: Sequence[KeyColumn]) -> list[ViewColumn]:

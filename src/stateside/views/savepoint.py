@@ -40,12 +40,10 @@ from stateside.core.layout import Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, lock_within, make_durable, sync_directory
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.spark_state.changelog import state_stem
+from stateside.spark_state.changelog import changelog_name
 from stateside.spark_state.checksum import checksum_names
-from stateside.spark_state.hdfs_store import newest_delta_chain
-from stateside.spark_state.provider import Provider, provider_of
-from stateside.spark_state.rocksdb_snapshot import file_names, newest_chain
-from stateside.views.other_state import JOIN_STORES, StoreCheckpoint, one_store
+from stateside.spark_state.provider import newest_chain
+from stateside.views.state_catalogue import JOIN_STORES, StoreCheckpoint, one_store
 
 _LOGS = ("offsets", "commits")
 
@@ -94,22 +92,17 @@ def _of_operator(checkpoint: Checkpoint, batch: int, operator: int) -> Iterator[
 
 def _of_partition(checkpoint: Checkpoint, batch: int, operator: int, partition: int) -> Iterator[str]:
     storage, commit = checkpoint.storage, checkpoint.commit(batch)
-    provider = provider_of(checkpoint.plan(batch), storage.path(f"offsets/{batch}"))
-    if provider is Provider.HDFS:
-        deltas = newest_delta_chain(storage, commit, operator, partition)
-        names = None if deltas is None else deltas.file_names()
-    else:
-        chain = newest_chain(storage, commit, operator, partition)
-        names = None if chain is None else file_names(storage, chain)
-        if names is not None and chain is not None and chain.snapshot is not None:
-            own = f"{state_stem(chain.snapshot, operator, partition)}.changelog"  # has the lineage before the snapshot
-            names += [own] if storage.exists(own) else []
-    if names is None:
+    chain = newest_chain(checkpoint, checkpoint.plan(batch), commit, operator, partition)
+    if chain is None:
         raise CheckpointGap(
             f"The state of batch {batch} cannot be had any more in partition {partition} of operator {operator}",
             where=storage.path(f"state/{operator}/{partition}"),
             next_step="Take one of a newer batch",
         )
+    names = chain.file_names(storage)
+    if chain.snapshot is not None:
+        own = changelog_name(chain.snapshot, operator, partition)  # of RocksDB: the lineage before the snapshot
+        names += [own] if storage.exists(own) else []
     for name in dict.fromkeys(names):
         yield name
         yield from checksum_names(name)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stateside.cli import main
-from stateside.cli.kafka import _watch
+from stateside.cli.dev import _watch_broker
 from stateside.core.errors import SettingInvalid, SetupError
 from stateside.core.processes import free_port
 from stateside.journal.backends.kafka import KafkaJournal
@@ -159,4 +159,4 @@ def test_a_broker_for_people_that_has_ended_is_told_with_its_last_words() -> Non
     said = ["INFO started", "ERROR the disk is full"]
     broker = SimpleNamespace(runs=iter([True, False]).__next__, last_words=lambda: said[-1])
     with pytest.raises(SetupError, match="The Kafka broker has ended; its last words: ERROR the disk is full"):
-        _watch(cast(Broker, broker))
+        _watch_broker(cast(Broker, broker))
