@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -100,7 +99,6 @@ class NodeWriter(LogWriter):
         check_folder(folder)
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         super().__init__(clock or SystemClock())
-        self._appending = threading.Lock()
         self._logs: dict[str, NodeLog] = {}  # all logs, once they were looked up in this turn
         with reaching(self._node), opening(self._node, wait_s_max):
             self._held, self._lock = become_owner(self._node, take_over)
