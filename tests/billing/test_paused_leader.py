@@ -9,7 +9,7 @@ import pytest
 
 from stateside.core.errors import StatesideError
 from stateside.core.layout import Layout
-from stateside.leadership import Gates, Lease
+from stateside.leadership import ApplicationLease, Gates
 from tests.billing.played import Query
 from tests.billing.story import ENDS
 from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, EXPECTED, dead, told, write_story
@@ -26,7 +26,7 @@ def test_an_old_leader_that_wakes_up_anywhere_in_a_batch_adds_and_changes_no_doc
 ) -> None:
     """The new one repeats the batch before, or after, the old one has gone on from where it was paused."""
     write_story(layout)
-    Lease(layout.root).make()
+    ApplicationLease(layout.root).make()
     gates, new = Gates(layout.root), list[Query]()
 
     def pause(reached: int) -> None:

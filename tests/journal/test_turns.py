@@ -218,6 +218,47 @@ if name == "parent":
         assert [id_ for id_ in found if id_.startswith(name)] == [f"{name}-{number}" for number in range(100)]
 
 
+@pytest.mark.e2e
+def test_a_child_forked_in_the_middle_of_an_append_appends_once_its_parent_has_finished(tmp_path: Path) -> None:
+    """The thread that leads the group commit, and holds its locks, does not exist in the child."""
+    script = """
+import threading
+writer = JournalWriter(Path(sys.argv[1]))
+parent, sync, syncing, forked = os.getpid(), os.fdatasync, threading.Event(), threading.Event()
+def fdatasync(handle):
+    if os.getpid() == parent:
+        syncing.set()
+        assert forked.wait(10)
+    sync(handle)
+os.fdatasync = fdatasync
+def append(name):
+    writer.append([Event(name, "emma", "call", 0, {})])
+leader = threading.Thread(target=append, args=["leader"])
+follower = threading.Thread(target=append, args=["follower"])
+leader.start()
+assert syncing.wait(10)
+follower.start()
+while not writer._group._line:
+    pass
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    append("child")
+    done = threading.Event()
+    writer.submit([Event("submitted", "emma", "call", 0, {})], lambda answer: done.set())
+    os._exit(0 if done.wait(10) else 1)
+forked.set()
+leader.join()
+follower.join()
+append("parent")
+assert os.waitpid(child, 0)[1] == 0
+print("done", flush=True)
+"""
+    with process(script, tmp_path) as parent:
+        assert parent.stdout.readline() == "done\n"
+    assert sorted(ids(tmp_path)) == ["child", "follower", "leader", "parent", "submitted"]
+
+
 # Waiting
 
 PAUSED = """

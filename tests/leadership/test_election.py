@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stateside.core.clock import ManualClock
 from stateside.core.errors import IdentityTaken, LeadershipLost, LeaseInvalid, SettingInvalid
-from stateside.leadership import Candidate, Gates, Leadership, Lease, standing
-from stateside.leadership.lease import EPOCHS_KEPT
+from stateside.leadership import ApplicationLease, Candidate, Gates, Leadership, standing
+from stateside.leadership.application_lease import EPOCHS_KEPT
 from tests.waiting import wait_until
 
 LEASE_S = 8.0
@@ -258,10 +258,10 @@ def test_a_wish_that_cannot_be_written_keeps_nobody_from_taking_over(
     newcomer.ask()
     led(candidate(tmp_path, "a", hands).step())
 
-    def full(lease: Lease, asked: object) -> None:
+    def full(lease: ApplicationLease, asked: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Lease, "ask", full)
+    monkeypatch.setattr(ApplicationLease, "ask", full)
     assert led(looks(newcomer, hands, LEASE_S + 0.5)).claim.epoch == 2
 
 
@@ -320,7 +320,7 @@ def test_a_candidate_whom_the_storage_failed_after_its_claim_tries_again_at_once
     with monkeypatch.context() as storage:
         storage.setattr(Gates, "shut_before", fail)
         assert looks(unlucky[1], hands, LEASE_S + 1) is None
-        newest = Lease(tmp_path).newest()
+        newest = ApplicationLease(tmp_path).newest()
         assert newest is not None and newest.epoch == 5, "the other candidates may try too"
     assert led(looks(candidate(tmp_path, "d", hands), hands, LEASE_S + 0.5)).claim.epoch == 6
 
@@ -539,6 +539,6 @@ def test_whatever_happens_only_the_newest_leader_can_write(
 
 
 def test_a_folder_knows_whether_anybody_ever_led_there(tmp_path: Path, hands: Hands) -> None:
-    assert not Lease(tmp_path).exists()
+    assert not ApplicationLease(tmp_path).exists()
     candidate(tmp_path, "a", hands)
-    assert Lease(tmp_path).exists()
+    assert ApplicationLease(tmp_path).exists()

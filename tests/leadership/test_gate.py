@@ -11,7 +11,7 @@ import pytest
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.core.errors import ArchiveInvalid, LeadershipLost, SinkAway
 from stateside.core.layout import Layout
-from stateside.leadership import Gates, Lease, ungated
+from stateside.leadership import ApplicationLease, Gates, ungated
 from stateside.pipeline.sinks.delta import DeltaSink
 from stateside.pipeline.sinks.sink import BatchId
 
@@ -21,7 +21,7 @@ SPEC = TableSpec("invoices", ROWS.schema, sealed=False)
 
 @pytest.fixture
 def gates(tmp_path: Path) -> Gates:
-    Lease(tmp_path).make()
+    ApplicationLease(tmp_path).make()
     return Gates(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stateside.core.errors import LeaseInvalid, SettingInvalid
 from stateside.leadership import check_folder
-from stateside.leadership.lease import file_system
+from stateside.leadership.gate import file_system
 from tests.disks import mounted
 
 MOUNTS = """\

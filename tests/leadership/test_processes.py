@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stateside.leadership.lease import Claim, Lease
+from stateside.leadership.application_lease import ApplicationLease, Claim
 from tests.leadership.led import FENCED, LOST
 from tests.sizes import not_in_fast
 from tests.waiting import wait_until
@@ -91,14 +91,14 @@ def test_of_many_who_claim_an_epoch_at_the_same_time_one_gets_it(tmp_path: Path)
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier
 
-    Lease(tmp_path).make()
+    ApplicationLease(tmp_path).make()
     together = Barrier(6)
 
     def claim(name: str) -> list[int]:
         won = []
         for epoch in range(1, 51):
             together.wait()
-            if Lease(tmp_path).claim(Claim(epoch, name, name, "host", 1, 1.0, 0)):
+            if ApplicationLease(tmp_path).claim(Claim(epoch, name, name, "host", 1, 1.0, 0)):
                 won.append(epoch)
         return won
 

@@ -20,7 +20,7 @@ import stateside
 from stateside.core.errors import PipelineFailed, PipelineRunning, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.pipeline import driver_lock
+from stateside.leadership import hold_driver_lock
 from stateside.pipeline.app import load
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.runner import Runner
@@ -358,8 +358,8 @@ def test_a_payload_field_may_not_hide_a_column_of_every_event(spark: SparkSessio
 
 
 def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layout: Layout) -> None:
-    hold = "import sys, time; from pathlib import Path; from stateside.pipeline import driver_lock\n"
-    hold += "driver_lock.acquire(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    hold = "import sys, time; from pathlib import Path; from stateside.leadership import hold_driver_lock\n"
+    hold += "hold_driver_lock(Path(sys.argv[1]), shared=False); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(layout.driver_lock)], stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -371,7 +371,7 @@ def test_a_second_driver_on_the_same_folder_is_refused(spark: SparkSession, layo
         ):
             raise AssertionError("two drivers run")
         holder.kill()
-    os.close(driver_lock.acquire(layout.driver_lock))  # a dead holder holds nothing
+    os.close(hold_driver_lock(layout.driver_lock, shared=False))  # a dead holder holds nothing
 
 
 def test_views_with_one_name_without_a_key_or_with_a_bad_name_are_refused() -> None:

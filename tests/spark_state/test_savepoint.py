@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import stateside
 from stateside.cli import main
 from stateside.core.clock import ManualClock
 from stateside.core.errors import (
@@ -30,12 +31,12 @@ from stateside.core.positions import Position
 from stateside.core.storage import Storage, try_lock, write_atomically
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.nodes.partition import StreamIdentity
-from stateside.leadership import Candidate, Gates, Leadership, Lease
+from stateside.leadership import ApplicationLease, Candidate, Gates, Leadership
 from stateside.ops.journal_readers import known_readers
 from stateside.ops.restore import restore
-from stateside.pipeline import driver_lock
+from stateside.pipeline.runner import Runner
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.views.savepoint import Savepoint, savepoints, take
+from stateside.views.savepoint import Savepoint, check_whole, savepoints, take
 from tests.billing.written_bills import catalogue
 from tests.sizes import in_full
 from tests.written import WORDS, Written
@@ -226,6 +227,18 @@ def beating(standby: Candidate) -> Iterator[None]:
         thread.join()
 
 
+def start(layout: Layout) -> None:
+    """Start a job that must be refused before Spark starts."""
+    app = stateside.App("words")
+    app.view(key=["entity"])(words_of)
+    with Runner(app, layout):
+        raise AssertionError("a job runs")
+
+
+def words_of(events: Any) -> Any:
+    raise AssertionError("Spark has started")
+
+
 def refused(words: Words, taken: Savepoint, match: str) -> None:
     before = files(words.view.checkpoint)
     with pytest.raises(PipelineRunning, match=match):
@@ -336,7 +349,7 @@ class TestRestoring:
         def pause(self: Path, target: Path) -> Path:
             moved = rename(self, target)
             if "before" in target.name:
-                epoch = Lease(words.layout.root).newest().epoch + 1  # type: ignore[union-attr]
+                epoch = ApplicationLease(words.layout.root).newest().epoch + 1  # type: ignore[union-attr]
                 monkeypatch.setattr(Candidate, "_epoch_to_take", lambda candidate: epoch)  # a lease later
                 others.append(led(words.layout, "c"))
             return moved
@@ -349,9 +362,9 @@ class TestRestoring:
         assert not words.view.checkpoint.exists()
         others[0].release()
         with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat"):
-            driver_lock.acquire(words.layout.driver_lock, shared=True)
+            start(words.layout)
         assert restore(words.layout, words.view, taken.name, NOW_US + 1) is None
-        os.close(driver_lock.acquire(words.layout.driver_lock, shared=True))
+        check_whole(words.layout)
         assert files(words.view.checkpoint) == files(taken.checkpoint)
         assert not list(words.view.root.glob("checkpoint.restoring*"))
 
@@ -388,10 +401,10 @@ class TestRestoring:
     ) -> None:
         taken = take(words.view, NOW_US)
         shutil.copytree(taken.checkpoint, words.view.root / "checkpoint.restoring-1")
-        os.close(driver_lock.acquire(words.layout.driver_lock))  # a crash before them changes nothing
+        check_whole(words.layout)  # a crash before them changes nothing
         words.view.checkpoint.rename(words.view.root / "checkpoint.before-1")
         with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat `stateside savepoint restore`"):
-            driver_lock.acquire(words.layout.driver_lock)
+            start(words.layout)
         assert restore(words.layout, words.view, taken.name, NOW_US) is None
         assert files(words.view.checkpoint) == files(taken.checkpoint)
 

@@ -12,7 +12,7 @@ FOLDER/
   journal/slots/              which node writes which entities
   journal/merged/PARTITION/   the stream merged from the nodes' logs; never to be deleted
   driver.lock                 held by the one Spark driver that may run here
-  lease/                      who leads and who stands by, where there are standbys (`leadership.lease`)
+  lease/                      who leads and who stands by, where there are standbys (`leadership.application_lease`)
   keys.json                   the signing keys of tokens; without keys a server asks for no token, on loopback only
   issued.json                 the register of issued and revoked tokens
   refusals.jsonl              the refused requests, with reasons; older ones in refusals.1.jsonl and so on

@@ -1,21 +1,25 @@
-"""Storage: reads through `pyarrow.fs`, so checkpoints may lie on local disk, S3 or HDFS; atomic writes; file locks."""
+"""Storage: reads through `pyarrow.fs`, so checkpoints may lie on local disk, S3 or HDFS; atomic writes; small objects
+changed by compare-and-swap; file locks."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow.fs as pafs
 
 from stateside.core.wait import wait_until
 
 CLOSED: Final = -1  # in place of a closed file's descriptor, a number that the system may give to another file
+
+SWAP_S_MAX: Final = 30.0  # how long to wait for another process that swaps the same object; it may be paused
 
 _COPY_BYTES = 1 << 20
 
@@ -115,6 +119,115 @@ def write_atomically(
         raise
     if durable:
         sync_directory(path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """The content of a small object, with its version. Equal content may have equal versions: add a random token."""
+
+    content: bytes
+    version: str
+
+
+class SmallObjects(Protocol):
+    """Small objects by name, each replaced as a whole: all that leases, epochs and pointers need of a storage.
+
+    An object store has the same operations: a version is the ETag, and `compare_and_swap` a put with the condition
+    `If-None-Match: *` or `If-Match`. `tests/contract/test_small_objects.py` is the contract. If the storage is away
+    every operation raises OSError: unknown must not look like absent.
+    """
+
+    def path(self, name: str) -> str:
+        """The whole path of an object, for messages."""
+
+    def read(self, name: str) -> Versioned | None:
+        """The object; None if absent."""
+
+    def names(self, folder: str) -> list[str]:
+        """The last parts of the names `FOLDER/…`, in any order."""
+
+    def compare_and_swap(self, name: str, expected: str | None, content: bytes) -> bool:
+        """Replace the object if it has the `expected` version (None: if it is absent); durable once True is returned.
+
+        False: the object was another one, and is unchanged. After a crash the object is the old or the new one.
+        """
+
+    def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Replace the object without a condition: for an object with one writer."""
+
+    def delete(self, name: str) -> None:
+        """Delete the object, if present."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalObjects:
+    """Small objects as the files of a local folder. No folder is created: storage that is away stays away.
+
+    An absent object is created by a hard link, possible for one process only, and never waits for another process. An
+    existing one is compared and replaced under a lock on `.NAME.lock`: a process that dies releases the lock, a paused
+    one keeps others waiting (TimeoutError, an OSError). So for an object that must be swapped while other processes may
+    be paused, a lease gives every epoch a name of its own.
+    """
+
+    folder: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def read(self, name: str) -> Versioned | None:
+        try:
+            content = (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        return Versioned(content, hashlib.sha256(content).hexdigest())
+
+    def names(self, folder: str) -> list[str]:
+        return [path.name for path in (self.folder / folder).iterdir() if not path.name.startswith(".")]
+
+    def compare_and_swap(self, name: str, expected: str | None, content: bytes) -> bool:
+        path = self.folder / name
+        if expected is None:
+            return _create(path, content)
+        lock = lock_within(path.with_name(f".{path.name}.lock"), SWAP_S_MAX)
+        if lock is None:
+            raise TimeoutError(errno.ETIMEDOUT, "Another process has not finished to replace this file", str(path))
+        try:
+            found = self.read(name)
+            if found is None or found.version != expected:
+                return False
+            self.replace(name, content)
+            return True
+        finally:
+            os.close(lock)
+
+    def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        write_atomically(self.folder / name, content, durable=durable, make_folder=False)
+
+    def delete(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+
+def _create(path: Path, content: bytes) -> bool:
+    """Create a file with its whole content, durably, if the name is free; whether it was.
+
+    Over a network the reply to a successful link may be lost, and the repeated call then reports that the name is
+    taken: the file has two names in that case.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(temporary)
+            created = True
+        except FileExistsError:
+            created = temporary.stat().st_nlink == 2
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return created
 
 
 def sync_directory(directory: Path) -> None:

@@ -6,9 +6,12 @@ group in one turn, over a backend's log (turn, store, read, end) and its index (
 
 from __future__ import annotations
 
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,9 +62,18 @@ class OneLog:
 
 
 class GroupedWriter(ABC):
-    """The appends of a writer, as the contract has them. Threads that share a writer share its syncs."""
+    """The appends of a writer, as the contract has them. Threads that share a writer share its syncs.
+
+    A forked child has one thread only: what its parent's threads hold and lead belongs to threads that do not exist.
+    """
 
     def __init__(self) -> None:
+        self._begin_threads()
+        _WRITERS.add(self)
+
+    def _begin_threads(self) -> None:
+        """The state that threads share, without any thread in it."""
+        self._appending = threading.Lock()
         self._group = GroupCommit(self._append_together)
 
     @property
@@ -119,6 +131,17 @@ class GroupedWriter(ABC):
     @abstractmethod
     def _check_since(self, since: Position) -> None:
         """PositionInvalid for a position beyond the end."""
+
+
+_WRITERS: WeakSet[GroupedWriter] = WeakSet()
+
+
+def _begin_in_child() -> None:
+    for writer in _WRITERS:
+        writer._begin_threads()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class LogWriter(GroupedWriter):

@@ -3,9 +3,19 @@
 `election` has the numbered protocol, and the argument why a paused leader can commit nothing.
 """
 
-from stateside.leadership.election import Candidate, Leadership, alone
-from stateside.leadership.gate import Gates, ungated
-from stateside.leadership.lease import Claim, Lease, check_folder
-from stateside.leadership.membership import standing
+from stateside.leadership.application_lease import ApplicationLease, Claim, standing
+from stateside.leadership.election import Candidate, Leadership, alone, hold_driver_lock
+from stateside.leadership.gate import Gates, check_folder, ungated
 
-__all__ = ["Candidate", "Claim", "Gates", "Leadership", "Lease", "alone", "check_folder", "standing", "ungated"]
+__all__ = [
+    "ApplicationLease",
+    "Candidate",
+    "Claim",
+    "Gates",
+    "Leadership",
+    "alone",
+    "check_folder",
+    "hold_driver_lock",
+    "standing",
+    "ungated",
+]

@@ -1,16 +1,16 @@
 """The election: one candidate leads at a time, and an old leader that wakes up can commit nothing.
 
-How a candidate becomes the leader, and why only its work counts. No two machines' clocks are compared.
+How a candidate becomes the leader by the application's lease (`core.lease`), and why only its work counts:
 
-1. The candidate takes its name among the members (`membership`), and is refused if another live process has the name.
+1. The candidate takes its name among the members (`application_lease`); refused if another live process has it.
 2. The candidate watches the newest claim and its renewals, by its own clock. The leader renews four times per
    `lease_s`, a duration stored in the claim. If neither claim nor renewals change for `lease_s`, as the candidate
    itself observed from first to last, the lease has expired. Time without readable storage does not count: the leader
    could not renew then either. Of time in which the candidate did not look, because it was paused or slow, little
    counts (`LeaseWatch`): the leader may have been paused as well. A lease released to this candidate or to anyone has
    expired at once.
-3. The candidate claims the next epoch by a hard link, possible for one candidate only: the others see a new claim, and
-   go on at 2. From here on every `check` of the old leader fails.
+3. The candidate claims the next epoch, possible for one candidate only: the others see a new claim, and go on at 2.
+   From here on every `check` of the old leader fails.
 4. The candidate shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader resolves: not
    those of its driver, of its JVM, of its executors, of its sinks. So the old leader plans no batch, stores no state,
    commits no batch, and opens no table any more, wherever it was paused. Its earlier writes stay readable.
@@ -75,19 +75,17 @@ from pathlib import Path
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import IdentityTaken, LeadershipLost, PipelineRunning, SettingInvalid, StatesideError
-from stateside.leadership.gate import Gates
-from stateside.leadership.lease import (
+from stateside.core.lease import Held, LeaseWatch, Ticks, boot_s, hold
+from stateside.leadership.application_lease import (
     EPOCHS_KEPT,
+    ApplicationLease,
     Claim,
-    Lease,
-    LeaseWatch,
-    Renewal,
+    Members,
+    Membership,
     TakeoverRequest,
-    Ticks,
-    boot_s,
-    read_renewal,
+    auto_identity,
 )
-from stateside.leadership.membership import Membership, auto_identity, forget_killed, sign_of, signs
+from stateside.leadership.gate import Gates
 
 RENEWALS_A_LEASE = 4
 log = logging.getLogger(__name__)
@@ -100,13 +98,10 @@ class Leadership:
     them through the epoch's gate.
     """
 
-    def __init__(self, root: Path, claim: Claim, membership: Membership) -> None:
-        self.claim = claim
-        self.root = Gates(root).path(claim.epoch)
-        self._root = root
-        self._lease = Lease(root)
-        self._membership = membership
-        self._count = 0
+    def __init__(self, root: Path, held: Held[Claim], membership: Membership) -> None:
+        self.claim, self._held = held.claim, held
+        self.root = Gates(root).path(self.claim.epoch)
+        self._lease, self._members, self._membership = ApplicationLease(root), Members(root), membership
         self._released = False
         self._asked: TakeoverRequest | None = None
         self._asking: tuple[TakeoverRequest | None, LeaseWatch] = None, LeaseWatch()
@@ -120,15 +115,11 @@ class Leadership:
 
     def check(self) -> None:
         """LeadershipLost if another process leads by now; OSError if the storage is away and cannot answer."""
-        newest = self._lease.newest()
-        if newest is None or (newest.epoch, newest.token) != (self.claim.epoch, self.claim.token):
-            raise self._lost(newest)
+        self._held.check()
 
     def renew(self) -> None:
         """One renewal, a sign of life. LeadershipLost and OSError as in `check`."""
-        self.check()
-        self._count += 1
-        self._lease.renew(self.claim.epoch, Renewal(self._count))
+        self._held.renew()
         self._asked = self._asked or self._alive(self._lease.asked(self.claim.epoch))
         self._tell_members()
 
@@ -162,10 +153,8 @@ class Leadership:
         self.end()
         try:
             self._membership.leave()
-            self.check()
             self._forget_who_left()
-            to = self._asked.token if self._asked is not None else None
-            self._lease.renew(self.claim.epoch, Renewal(self._count + 1, released=True, to=to))
+            self._held.release(to=None if self._asked is None else self._asked.token)
         except LeadershipLost:
             return
         except (OSError, StatesideError) as error:
@@ -184,7 +173,7 @@ class Leadership:
     def _alive(self, asked: TakeoverRequest | None) -> TakeoverRequest | None:
         if asked != self._asking[0]:
             self._asking = asked, LeaseWatch()
-        sign = None if asked is None else sign_of(self._root, asked.identity, asked.token)
+        sign = None if asked is None else self._members.sign(asked.identity, asked.token)
         if sign is None or self._asking[1].changed(sign):
             return None if sign is None else asked
         self._asking[1].look(sign, 0.0, self.claim.lease_s)
@@ -192,7 +181,7 @@ class Leadership:
 
     def _forget_who_left(self) -> None:
         asked = self._asked
-        if asked is not None and sign_of(self._root, asked.identity, asked.token) is None:
+        if asked is not None and self._members.sign(asked.identity, asked.token) is None:
             log.warning("%s asked for the leadership, and has ended since: anybody may lead now", asked.identity)
             self._asked = None
 
@@ -203,15 +192,6 @@ class Leadership:
             log.warning("%s", error)
         except OSError as error:  # the leader has just renewed its lease, and goes on leading
             log.warning("the members cannot be told who leads: %s", error)
-
-    def _lost(self, newest: Claim | None) -> LeadershipLost:
-        now = "nobody" if newest is None else f"{newest.identity} (process {newest.pid} on {newest.host})"
-        epoch = "" if newest is None else f" from epoch {newest.epoch} on"
-        return LeadershipLost(
-            f"This leader of epoch {self.claim.epoch} was paused or away for longer than its lease: {now} leads{epoch}",
-            where=str(self._lease.folder),
-            next_step="Nothing that it did since counts. Start it again with --standby",
-        )
 
 
 LEASE_S_MIN = 0.2  # shorter ones expire while a busy machine does other work
@@ -239,7 +219,7 @@ class Candidate:
         self._host, self._pid = socket.gethostname(), os.getpid()
         self.identity = auto_identity(self._host, self._pid) if identity == AUTO else identity
         self.token = secrets.token_hex(8)
-        self._root, self._lease, self._gates = root, Lease(root), Gates(root)
+        self._root, self._lease, self._gates = root, ApplicationLease(root), Gates(root)
         self._lease_s, self._ticks, self._clock, self._on_step = lease_s, ticks, clock or SystemClock(), on_step
         self._membership = Membership(root, self.identity, self.token, self._host, self._pid, self._clock)
         self._watch = LeaseWatch()
@@ -309,7 +289,7 @@ class Candidate:
         requester: otherwise two candidates would take the leadership from each other for ever.
         """
         newest = self._lease.newest()
-        leads = newest is not None and not read_renewal(self._lease.sign(newest.epoch)).released
+        leads = newest is not None and not self._lease.renewal(newest.epoch).released
         if newest is not None and leads:
             self._lease.ask(TakeoverRequest(newest.epoch, self.identity, self.token))
         self._asked_epoch = 0 if newest is None else newest.epoch
@@ -351,9 +331,8 @@ class Candidate:
         if newest.token == self.token and not self._tried_again:
             self._tried_again = True
             return newest.epoch + 1
-        sign = self._lease.sign(newest.epoch)
-        renewal = read_renewal(sign)
-        silent = self._watch.look((newest.epoch, newest.token, sign), self._ticks(), newest.lease_s)
+        renewal = self._lease.renewal(newest.epoch)
+        silent = self._watch.look((newest, renewal), self._ticks(), newest.lease_s)
         if renewal.released and renewal.to in (None, self.token):
             return newest.epoch + 1
         self._ask_again(newest)
@@ -364,7 +343,7 @@ class Candidate:
         if self._asked_epoch is None or self._asked_epoch >= newest.epoch:
             return
         with suppress(OSError):  # the next look retries; no reason to stop watching this leader
-            if read_renewal(self._lease.sign(self._asked_epoch)).to in (None, self.token):
+            if self._lease.renewal(self._asked_epoch).to in (None, self.token):
                 self.ask()
             else:
                 self._asked_epoch = newest.epoch
@@ -372,16 +351,17 @@ class Candidate:
     def _take(self, epoch: int) -> Leadership | None:
         """Steps 3 to 5."""
         time_us = self._clock.now_us()
-        claim = Claim(epoch, self.identity, self.token, self._host, self._pid, self._lease_s, time_us)
+        claim = Claim(epoch, self.token, self.identity, self._host, self._pid, self._lease_s, time_us)
         self._on_step(3)
-        if not self._lease.claim(claim):
+        held = self._lease.claim(claim)
+        if held is None:
             return None
         self._on_step(4)
         self._gates.shut_before(epoch)
         self._on_step(5)
         try:
             self._gates.open(epoch)
-            leadership = Leadership(self._root, claim, self._membership)
+            leadership = Leadership(self._root, held, self._membership)
             leadership.renew()
         except LeadershipLost as error:  # paused here for a whole lease
             log.warning("%s", error)
@@ -393,13 +373,35 @@ class Candidate:
         """Each run leaves a claim, and a killed run its name: a leader removes the old ones."""
         try:
             self._lease.forget_before(epoch - EPOCHS_KEPT)
-            forget_killed(self._root, self._clock.now_us())
+            Members(self._root).forget_killed(self._clock.now_us())
         except OSError as error:  # the next leader retries
             log.info("the lease's folder was not tidied: %s", error)
 
 
 LEASE_S = 10.0  # where nobody has led yet, and so no claim has a duration
 LEASES_MAX = 4  # how long to wait for the leadership; one is enough unless this process is held up
+
+
+def hold_driver_lock(path: Path, wait_s: float = 0.0, *, shared: bool) -> int:
+    """The lock of the one Spark driver of a folder, for its JVM to inherit; PipelineRunning if not free in time.
+
+    Spark does not stop a second driver from starting on a checkpoint, and sinks have no protection against it. After a
+    kill of the Python process the JVM keeps the lock until the JVM has ended too: the next driver never runs beside it.
+    Leaders share the lock: a new leader may start although a paused one still holds the lock, because the old leader's
+    gate is shut. A shared lock keeps out drivers without a lease. A process with the lock, and with the lease if there
+    is one, knows that no savepoint restore is running.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return hold(
+        path,
+        lambda pids: PipelineRunning(
+            f"A job runs on this folder: its Spark driver is process {pids}",
+            where=str(path.parent),
+            next_step="Stop it first, or use another --dir",
+        ),
+        wait_s=wait_s,
+        shared=shared,
+    )
 
 
 @contextmanager
@@ -409,16 +411,17 @@ def alone(root: Path) -> Iterator[Leadership]:
     PipelineRunning if another process leads, stands by or starts there; OSError or LeaseInvalid if the storage gives no
     answer.
     """
-    newest = Lease(root).newest()
+    lease = ApplicationLease(root)
+    newest = lease.newest()
     lease_s = LEASE_S if newest is None else newest.lease_s
     candidate = Candidate(root, lease_s=lease_s)
     others = _Others(root, candidate.identity)
     candidate.enter(lambda: False)
     try:
-        if newest is None or read_renewal(Lease(root).sign(newest.epoch)).released:
+        if newest is None or lease.renewal(newest.epoch).released:
             with candidate.getting_ready():
                 others.wait(lease_s)
-        leadership = candidate.wait(others.live, LEASES_MAX * lease_s)
+        leadership = candidate.wait(lambda: bool(others.living()), LEASES_MAX * lease_s)
         if leadership is None:
             raise _running(root, others.living() or ["another process"])
         try:
@@ -440,13 +443,9 @@ class _Others:
         """Wait until no member has given a sign for a lease; PipelineRunning as soon as one does."""
         watch = LeaseWatch()
         while (members := self._members()) and not watch.look(members, boot_s(), lease_s):
-            if self.live():
-                raise _running(self._root, self.living())
+            if living := self.living():
+                raise _running(self._root, living)
             time.sleep(lease_s / LOOKS_A_LEASE)
-
-    def live(self) -> bool:
-        """Whether any of the others has given a sign since the start."""
-        return bool(self.living())
 
     def living(self) -> list[str]:
         """Members that joined or changed their sign since the start. A member that left is not alive."""
@@ -454,15 +453,14 @@ class _Others:
 
     def _signs(self) -> dict[str, object]:
         """Includes the newest leader's renewals, given even if another process has its name by now."""
-        lease = Lease(self._root)
+        lease = ApplicationLease(self._root)
         newest = lease.newest()
         if newest is None or newest.identity == self._own:  # our own claim, which a storage failure kept incomplete
             return self._members()
-        renewals = newest.epoch, newest.token, lease.sign(newest.epoch)
-        return {**self._members(), f"{newest.identity} (process {newest.pid} on {newest.host})": renewals}
+        return {**self._members(), str(newest): (newest, lease.renewal(newest.epoch))}
 
     def _members(self) -> dict[str, object]:
-        return {name: sign for name, sign in signs(self._root).items() if name != self._own}
+        return {name: sign for name, sign in Members(self._root).signs().items() if name != self._own}
 
 
 def _running(root: Path, names: list[str]) -> PipelineRunning:

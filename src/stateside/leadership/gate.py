@@ -18,7 +18,7 @@ shared file systems on CephFS, GPFS, Lustre, BeeGFS, GFS2, OCFS2. Not on NFS as 
 names for some seconds (mount with `lookupcache=none,actimeo=0`), and a call under way when the network was cut is
 completed after the network heals, without resolving names again (mount with `soft`, and `timeo` and `retrans` such that
 a call fails within `lease_s`). Not on object stores, nor on their file-system adapters. The probe
-(`lease.check_folder`) refuses file systems without links, and NFS with cached names; the duration of a call cannot be
+(`check_folder`) refuses file systems without links, and NFS with cached names; the duration of a call cannot be
 probed. Of all these only local disks have been tried.
 """
 
@@ -26,11 +26,16 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from stateside.core.errors import LeadershipLost
+from stateside.core.errors import LeadershipLost, LeaseInvalid, SettingInvalid
 from stateside.core.storage import sync_directory
-from stateside.leadership.lease import FOLDER_NAME
+
+FOLDER_NAME = "lease"  # of the lease in the application's folder, with the gates
 
 
 def ungated(path: Path) -> Path:
@@ -83,3 +88,121 @@ class Gates:
         except BaseException:
             shut.unlink(missing_ok=True)
             raise
+
+
+Scope = Literal["shared", "machine"]
+
+
+# File systems invisible to other machines. All others count as shared, if they can do what a lease needs.
+LOCAL_TYPES = frozenset(
+    {"btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
+)
+
+
+# The NFS mount options with which all machines see a rename at once, as the kernel reports them. `actimeo=0`
+# is reported as its four parts; `noac` is equivalent to these.
+NFS_TYPES = frozenset({"nfs", "nfs4"})
+NFS_NAMES = "lookupcache=none"
+NFS_OPTIONS = frozenset({NFS_NAMES, "acregmin=0", "acregmax=0", "acdirmin=0", "acdirmax=0"})
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system: its type and its mount options."""
+
+    kind: str
+    options: frozenset[str]
+
+
+def check_folder(root: Path, scope: Scope, mounts: Path = _MOUNTS) -> None:
+    """SettingInvalid if standbys on other machines would not see the lease, LeaseInvalid if the folder cannot hold one.
+
+    With the scope `machine` all candidates are on this machine, and a local disk will do.
+    """
+    folder = root / FOLDER_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_scope(root, scope, file_system(root, mounts))
+        _check_abilities(folder / f".probe-{secrets.token_hex(8)}")
+    except OSError as error:
+        raise _unable(folder, str(error)) from error
+
+
+def file_system(folder: Path, mounts: Path = _MOUNTS) -> Mount | None:
+    """The file system of a folder; None if unknown (not on Linux)."""
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return None
+    place = str(folder.resolve())
+    found = [(len(line[4]), at) for at, line in enumerate(lines) if _within(place, line[4])]
+    if not found:
+        return None
+    told = lines[max(found)[1]]  # the deepest mount point; of several there the last one covers the others
+    return Mount(told[told.index("-") + 1], frozenset(told[-1].split(",")))
+
+
+def _check_scope(root: Path, scope: Scope, mount: Mount | None) -> None:
+    if scope == "machine" or mount is None:
+        return
+    if mount.kind in LOCAL_TYPES:
+        raise SettingInvalid(
+            f"The folder {root} is on a local disk ({mount.kind}): a standby on another machine does not see its "
+            "lease, and would lead beside this one",
+            next_step="Put it on storage that all machines share; or say --standby-scope machine, if all standbys are "
+            "on this machine",
+        )
+    missing = NFS_OPTIONS - mount.options if "noac" not in mount.options else {NFS_NAMES} - mount.options
+    if mount.kind in NFS_TYPES and missing:
+        raise SettingInvalid(
+            f"The folder {root} is on NFS, mounted without {', '.join(sorted(missing))}: a machine remembers names for "
+            "some seconds, in which an old leader could write beside the new one",
+            next_step="Mount it with lookupcache=none,actimeo=0 on every machine (docs/standby.md); or say "
+            "--standby-scope machine, if all standbys are on this machine",
+        )
+
+
+def _check_abilities(own: Path) -> None:
+    """Exclusive hard links; a rename that replaces a symbolic link, after which no path resolves through the link."""
+    file, name, gate, shut = (own / each for each in ("file", "name", "gate", "shut"))
+    own.mkdir()
+    try:
+        file.write_bytes(b"")
+        name.hardlink_to(file)
+        if not _refused(FileExistsError, lambda: name.hardlink_to(file)):
+            raise _unable(own.parent, "two files can have one name there")
+        gate.symlink_to(Path(".."), target_is_directory=True)
+        (gate / own.name).stat()
+        shut.symlink_to(gate.name)
+        os.replace(shut, gate)  # noqa: PTH105 - a rename replaces the link itself
+        if not _refused(OSError, lambda: (gate / "through").write_bytes(b"")):
+            raise _unable(own.parent, "paths lead through a gate that is shut")
+    finally:
+        for path in (file, name, gate, shut):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            own.rmdir()
+
+
+def _refused(kind: type[OSError], act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except kind:
+        return True
+    return False
+
+
+def _within(place: str, mount_point: str) -> bool:
+    point = mount_point.replace("\\040", " ")
+    return place == point or place.startswith(point.rstrip("/") + "/")
+
+
+def _unable(folder: Path, why: str) -> LeaseInvalid:
+    return LeaseInvalid(
+        f"This folder cannot hold a lease: {why}",
+        where=str(folder),
+        next_step="It needs the right to write, links, symbolic links and atomic renames. Mend that, or choose another "
+        "--dir; without --standby no lease is needed",
+    )

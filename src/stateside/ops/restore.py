@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stateside.core.errors import EventsGone, PipelineRunning, RequestInvalid
+from stateside.core.errors import EventsGone, RequestInvalid
 from stateside.core.layout import Layout, ViewLayout
-from stateside.core.storage import make_durable, sync_directory, try_lock
+from stateside.core.storage import make_durable, sync_directory
 from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
-from stateside.leadership import Leadership, Lease, alone
+from stateside.leadership import ApplicationLease, Leadership, alone, hold_driver_lock
 from stateside.views.savepoint import RESTORING, Savepoint, names
 
 
@@ -36,7 +36,7 @@ def restore(layout: Layout, view: ViewLayout, name: str, now_us: int) -> Path | 
     PipelineRunning while a process runs a job on the folder or stands by, LeadershipLost if another process leads
     before the end, EventsGone if a journal on files has dropped events after the savepoint.
     """
-    if not Lease(layout.root).exists():
+    if not ApplicationLease(layout.root).exists():
         with _locked(layout, shared=False):
             return _put_back(layout, view, name, now_us)
     with _locked(layout, shared=True), alone(layout.root) as leadership, _told_if_lost(leadership):
@@ -82,11 +82,7 @@ def find(view: ViewLayout, name: str) -> Savepoint:
 @contextmanager
 def _locked(layout: Layout, *, shared: bool) -> Iterator[None]:
     """Holds the driver's lock, shared among leaders: a paused leader may still hold its own."""
-    handle = try_lock(layout.driver_lock, shared=shared)
-    if handle is None:
-        raise PipelineRunning(
-            "A job runs on this folder", where=str(layout.root), next_step="Stop it first: its checkpoint is replaced"
-        )
+    handle = hold_driver_lock(layout.driver_lock, shared=shared)
     try:
         yield
     finally:

@@ -33,12 +33,13 @@ from typing import TYPE_CHECKING, Any
 
 from stateside.core.errors import PipelineFailed, PipelineRunning, RequestInvalid, ViewChanged
 from stateside.core.layout import POINTERS, Layout, Pointers, ViewGeneration, ViewLayout, ViewPointer
+from stateside.core.lease import hold, holders, note_holders
 from stateside.core.positions import Position
 from stateside.core.processes import signals
-from stateside.core.storage import Storage, size_of, try_lock, try_lock_open, unlock_open
+from stateside.core.storage import Storage, size_of, try_lock_open, unlock_open
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
-from stateside.pipeline import comparison, declaration, driver_lock
+from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.comparison import ViewChange
 from stateside.pipeline.foreground import Teller, lead, lead_until, needs_lease, run_leader, standing_by
@@ -244,7 +245,7 @@ class _Applying:
             self._teller.note("The running job is asked to stop after its batch")
             self._ask(driver)
         check_whole(self._layout)
-        driver_lock.note_holder(driver, os.getpid(), *filter(None, [jvm_pid(session)]))
+        note_holders(driver, os.getpid(), *filter(None, [jvm_pid(session)]))
         return was_running, leadership
 
     def _ask(self, driver: int) -> None:
@@ -259,7 +260,7 @@ class _Applying:
         try:
             if not wait_until(is_free, HANDOVER_S_MAX, _POLL_S):
                 raise PipelineRunning(
-                    f"The running job (process {driver_lock.holders(self._layout.driver_lock)}) does not end",
+                    f"The running job (process {holders(self._layout.driver_lock)}) does not end",
                     where=str(self._layout.root),
                     next_step="Stop it, then repeat this command: the backfill is done, and is not repeated",
                 )
@@ -293,13 +294,14 @@ class _Applying:
 def alone(layout: Layout) -> Iterator[int]:
     """Holds the lock of the one process that changes generations; PipelineRunning while another one does."""
     layout.root.mkdir(parents=True, exist_ok=True)
-    handle = try_lock(layout.apply_lock)
-    if handle is None:
-        raise PipelineRunning(
-            f"Another process ({driver_lock.holders(layout.apply_lock)}) applies a change to this folder",
+    handle = hold(
+        layout.apply_lock,
+        lambda pids: PipelineRunning(
+            f"Another process ({pids}) applies a change to this folder",
             where=str(layout.root),
             next_step="Wait for its end, or stop it: the same command goes on where it ended",
-        )
+        ),
+    )
     try:
         yield handle
     finally:
@@ -436,13 +438,14 @@ def _drop_all(layout: Layout, name: str, pointers: Pointers, pointer: ViewPointe
 
 @contextmanager
 def _no_driver(layout: Layout) -> Iterator[None]:
-    handle = try_lock(layout.driver_lock)
-    if handle is None:
-        raise PipelineRunning(
-            f"A job (process {driver_lock.holders(layout.driver_lock)}) runs on this folder",
+    handle = hold(
+        layout.driver_lock,
+        lambda pids: PipelineRunning(
+            f"A job (process {pids}) runs on this folder",
             where=str(layout.root),
             next_step="Stop it first; or apply the old application, which goes back while the job runs",
-        )
+        ),
+    )
     try:
         yield
     finally:

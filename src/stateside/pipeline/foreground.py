@@ -13,7 +13,7 @@ Standby: the run waits for the leadership of the application's folder first.
     stateside run shop:app --dir D                  in a folder with a lease: as --standby, with a time limit
 
 Spark is started and has rehearsed before the run waits or asks. Without these flags, in a folder that never had a
-leader, there is no lease, and a lock keeps a second driver out (`driver_lock`).
+leader, there is no lease, and a lock keeps a second driver out (`hold_driver_lock`).
 
 Rehearsal: the work of a standby before it waits, so that failover is short and does not fail because of the code.
 
@@ -51,7 +51,7 @@ from stateside.core.layout import Layout
 from stateside.core.processes import signals
 from stateside.core.storage import try_lock
 from stateside.journal import Event, open_journal
-from stateside.leadership import Candidate, Leadership, Lease, check_folder
+from stateside.leadership import ApplicationLease, Candidate, Leadership, check_folder
 from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.runner import Runner, check_app
@@ -108,7 +108,7 @@ Tell = Callable[[str], None]
 
 def needs_lease(layout: Layout, settings: RunSettings) -> bool:
     """Whether a run in this folder must lead."""
-    return settings.standby or settings.take_over or Lease(layout.root).exists()
+    return settings.standby or settings.take_over or ApplicationLease(layout.root).exists()
 
 
 @contextmanager
@@ -177,9 +177,8 @@ def _tell_leader(candidate: Candidate, settings: RunSettings, tell: Tell) -> Non
 
 def _running(candidate: Candidate, layout: Layout, settings: RunSettings) -> PipelineRunning:
     leader = candidate.leader()
-    who = "another process" if leader is None else f"{leader.identity} (process {leader.pid} on {leader.host})"
     return PipelineRunning(
-        f"After {settings.lease_s_max:g} s this folder is still led by {who}",
+        f"After {settings.lease_s_max:g} s this folder is still led by {leader or 'another process'}",
         where=str(layout.root),
         next_step="Stop that one, or run this one with --standby: it begins when the other one is gone",
     )

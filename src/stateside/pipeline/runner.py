@@ -31,14 +31,15 @@ from py4j.protocol import Py4JError
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import StatesideError, ViewChanged, ViewInvalid
 from stateside.core.layout import Layout, ViewLayout
+from stateside.core.lease import note_holders
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
 from stateside.core.wait import wait_until
 from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
 from stateside.journal.payload import keep_fields
-from stateside.leadership import Leadership
-from stateside.pipeline import comparison, driver_lock
+from stateside.leadership import Leadership, hold_driver_lock
+from stateside.pipeline import comparison
 from stateside.pipeline.app import App
 from stateside.pipeline.declaration import payload_fields
 from stateside.pipeline.journal_source import ENVELOPE_NAMES
@@ -49,6 +50,7 @@ from stateside.pipeline.view_plan import Planner
 from stateside.pipeline.view_query import ViewQuery
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.heartbeat import Heartbeat
+from stateside.views.savepoint import check_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,12 +106,13 @@ class Runner:
                 stack.callback(self._leadership.release)  # for a failure before the queries start
             handle = self._lock
             if handle is None:
-                handle = driver_lock.acquire(self._driver_lock, self._settings.lease_s_max, shared=leads)
+                handle = hold_driver_lock(self._driver_lock, self._settings.lease_s_max, shared=leads)
                 stack.callback(os.close, handle)
+                check_whole(Layout(self._driver_lock.parent))  # no job starts after an interrupted restore
             stack.callback(self._pause.unlink, missing_ok=True)  # before the lock is released
             self._pause.unlink(missing_ok=True)
             session = self._given_session or self._start_session(handle, stack)
-            driver_lock.note_holder(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
+            note_holders(handle, os.getpid(), *filter(None, [jvm_pid(session)]))
             if self._leadership is not None:
                 stack.callback(self._leadership.release)
             self._start_queries(session, stack)

@@ -27,9 +27,9 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from stateside.core.errors import ClusterAway, PipelineFailed, SettingInvalid
+from stateside.core.lease import note_holders
 from stateside.core.processes import current_umask
 from stateside.core.wait import wait_until
-from stateside.pipeline.driver_lock import note_holder
 from stateside.pipeline.failures import reason
 from stateside.pipeline.java import java_environment, launcher_folder, write_whole
 from stateside.pipeline.journal_source import JournalSource
@@ -197,7 +197,7 @@ def _start_context(settings: SparkConf, log: Path, lease: int | None, further: t
                 "Spark did not start", where=str(log), next_step="Read that log, then try `stateside doctor`"
             ) from error
     if lease is not None:
-        note_holder(lease, os.getpid(), gateway.proc.pid)
+        note_holders(lease, os.getpid(), gateway.proc.pid)
     try:
         context = SparkContext(conf=settings, gateway=gateway)
     except Py4JError as error:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stateside.core.errors import EntityElsewhere, JournalFenced
+from stateside.core.lease import Held
 from stateside.journal import JournalWriter
 from stateside.journal.admin import JournalFiles, trim, verify
 from stateside.journal.backends.files.segment import DurableEnd, segment_path
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
-from stateside.journal.backends.nodes.log import Fence, node_logs
+from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.backends.nodes.ownership import slot_of
 from stateside.journal.receipt import Receipt
 from tests.journal.nodes.dying import Killed, after_check, at_call, event, kill
@@ -144,7 +145,7 @@ class Nodes(RuleBasedStateMachine):
             if later:
                 self._append_if_here(self.nodes[name], entity, later)
 
-        owner: Any = Fence if pause == "fence" else os
+        owner: Any = Held if pause == "fence" else os
         pausing = after_check(call, succeed) if pause == "behind the fence" else None
         with pausing or at_call("check" if pause == "fence" else pause, call, succeed, owner):
             try:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from stateside.core.lease import Held
 from stateside.journal import Event
 from stateside.journal.backends.nodes import NodeWriter
-from stateside.journal.backends.nodes.log import Fence
 
 
 class Killed(BaseException):
@@ -38,16 +38,16 @@ def at_call(name: str, call: int, action: Callable[[], None], owner: Any = os) -
 @contextmanager
 def after_check(call: int, action: Callable[[], None]) -> Iterator[None]:
     """Do something just after the owner was let through by the nth check of a fence."""
-    real, calls = Fence.check, [0]
+    real, calls = Held.check, [0]
 
-    def checked(fence: Fence) -> None:
-        real(fence)
+    def checked(held: Held[Any]) -> None:
+        real(held)
         calls[0] += 1
         if calls[0] == call:
-            with patch.object(Fence, "check", real):
+            with patch.object(Held, "check", real):
                 action()
 
-    with patch.object(Fence, "check", checked):
+    with patch.object(Held, "check", checked):
         yield
 
 

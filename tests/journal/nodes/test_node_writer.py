@@ -23,11 +23,12 @@ from stateside.core.errors import (
     SequenceConflict,
     SettingInvalid,
 )
+from stateside.core.lease import Held, Owner
 from stateside.core.positions import Position
 from stateside.journal import append_batch
 from stateside.journal.backends.nodes import NodeWriter, last_sequences, node_writer
 from stateside.journal.backends.nodes.ids import NodeIds
-from stateside.journal.backends.nodes.log import Fence, NodeLog, Owner, complete_logs, is_sealed, node_logs
+from stateside.journal.backends.nodes.log import NodeLog, complete_logs, is_sealed, node_lease, node_logs
 from stateside.journal.backends.nodes.ownership import SLOTS, slot_of
 from stateside.journal.columns import encode
 from tests.journal.conftest import strangers
@@ -196,7 +197,7 @@ PAUSES: dict[str, Callable[[Callable[[], None]], AbstractContextManager[object]]
     "before the frame": lambda action: at_call("pwrite", 1, action),
     "inside the frame": lambda action: at_call("pwrite", 2, action),
     "before its sync": lambda action: at_call("fdatasync", 1, action),
-    "before the fence": lambda action: at_call("check", 2, action, Fence),
+    "before the fence": lambda action: at_call("check", 2, action, Held),
     "behind the fence": lambda action: after_check(2, action),
     "before the mark": lambda action: at_call("pwrite", 3, action),
 }
@@ -281,7 +282,7 @@ def test_a_takeover_killed_at_any_step_is_finished_by_the_next_owner(
             NodeWriter(tmp_path, "a", take_over=True).close()
     except Killed:
         died = True
-    changed = Owner.read(tmp_path / "nodes" / "a") != first._fence.owner
+    changed = node_lease(tmp_path / "nodes" / "a").newest() != first._held.claim
     if changed:
         with pytest.raises(JournalFenced):
             first.append_to("emma", [event("fenced")])
@@ -496,7 +497,7 @@ def test_a_fenced_owner_makes_no_end_mark_where_one_is_missing(tmp_path: Path) -
     node.append_to("emma", [event("1")])
     mark = tmp_path / "nodes" / "a" / "1" / "end"
     mark.unlink()
-    Owner.of(2).write(tmp_path / "nodes" / "a")
+    assert node_lease(tmp_path / "nodes" / "a").claim(Owner.of(2), after=node._held.claim)
     node._log._settled = False
     with pytest.raises(JournalFenced), node._log.turn():
         pass
@@ -539,7 +540,7 @@ def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_pat
 
     with NodeWriter(tmp_path, "a") as node:
         node.append([event("1")])
-        with at_call("check", 2, fail, Fence), pytest.raises(JournalAway, match="Too many open files") as raised:
+        with at_call("check", 2, fail, Held), pytest.raises(JournalAway, match="Too many open files") as raised:
             node.append([event("2")])
         assert NOTHING not in str(raised.value)
         with pytest.raises(JournalAway, match="Open the journal again"):

@@ -33,7 +33,7 @@ import pytest
 
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
-from stateside.leadership import Gates, Lease
+from stateside.leadership import ApplicationLease, Gates
 from stateside.pipeline.sinks.sink import (
     BatchId,
     Guarantee,
@@ -287,7 +287,7 @@ class SinkSuite(ABC):
 
     def test_leaders_one_after_the_other_go_on_with_what_a_run_without_a_lease_began(self, world: World) -> None:
         """Each leader reaches the folder through a gate of its own; the one before has done the same batch last."""
-        Lease(world.layout.root).make()
+        ApplicationLease(world.layout.root).make()
         gates, through = Gates(world.layout.root), world
         for epoch in range(4):
             if epoch:

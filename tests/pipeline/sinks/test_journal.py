@@ -21,7 +21,7 @@ from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.payload import payload_columns
-from stateside.leadership import Gates, Lease
+from stateside.leadership import ApplicationLease, Gates
 from stateside.pipeline.sinks.journal import JournalSink, check_columns, events_of, journal
 from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
 
@@ -168,7 +168,7 @@ def test_what_a_paused_leader_stores_while_its_successor_begins_is_not_stored_ag
 
 
 def test_a_paused_leader_stores_nothing_once_its_gate_is_shut(layout: Layout) -> None:
-    Lease(layout.root).make()
+    ApplicationLease(layout.root).make()
     gates = Gates(layout.root)
     written: list[int] = []
 

@@ -191,33 +191,37 @@ def test_an_error_of_the_journal_is_told_to_all_who_wait_and_the_next_is_tried_a
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("failures", [1, 2, 3])
 def test_a_failed_append_fails_no_request_that_was_queued_after_it(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    made, sync, failing, queued = Appender(layout), os.fdatasync, threading.Event(), threading.Event()
+    """Also if the writer that replaced the failed one fails for another request, and is replaced in its turn."""
+    made, sync, queued, left = Appender(layout), os.fdatasync, threading.Event(), list(range(failures))
 
-    def failing_once(handle: int) -> None:
-        if failing.is_set():
+    def failing(handle: int) -> None:
+        if left and threading.current_thread().name == "group commit":  # not in the thread that opens a writer
             queued.wait(10)
-            failing.clear()
+            left.pop()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(handle)
 
     async def go() -> list[Any]:
         await made.append([Event("first", "e", "t", 1, {})])
-        monkeypatch.setattr(os, "fdatasync", failing_once)
-        failing.set()
+        monkeypatch.setattr(os, "fdatasync", failing)
         requests = [asyncio.create_task(made.append([Event("a", "e", "t", 1, {})]))]
         await asyncio.sleep(0.1)  # the sync has begun
-        requests += [asyncio.create_task(made.append([Event(f"b{n}", "e", "t", 1, {})])) for n in range(3)]
+        requests += [asyncio.create_task(made.append([Event(f"b{n}", "e", "t", 1, {})])) for n in range(5)]
         await asyncio.sleep(0)
         queued.set()
         return list(await asyncio.gather(*requests, return_exceptions=True))
 
-    failed, *others = asyncio.run(go())
-    assert isinstance(failed, JournalAway)
-    assert not [error for error in others if isinstance(error, Exception)]
-    assert [each.id for each in FileLog(layout.journal).events()][-3:] == ["b0", "b1", "b2"]
+    answers = asyncio.run(go())
+    failed = [error for error in answers if isinstance(error, Exception)]
+    assert all(isinstance(error, JournalAway) and "failed to sync" in str(error) for error in failed)
+    assert len(failed) == failures - len(left) >= min(failures, 2), "each failure costs one request its answer"
+    assert answers[0] is failed[0]
+    stored = {each.id for each in FileLog(layout.journal).events()}
+    assert {f"b{n}" for n, answer in enumerate(answers[1:]) if not isinstance(answer, Exception)} <= stored
 
 
 @pytest.mark.parametrize("known_by", ["note", "checkpoint"])

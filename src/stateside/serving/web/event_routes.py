@@ -35,7 +35,6 @@ from stateside.serving.web.route import Body, Route
 from stateside.spark_state.batch_log import Checkpoint
 
 WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
-ATTEMPTS_MAX = 2  # of an append whose writer another one's failure has replaced
 log = logging.getLogger(__name__)
 
 
@@ -79,20 +78,22 @@ class Appender:
         return appended
 
     async def _append(self, events: Sequence[Event], untimed: Collection[str]) -> Appended:
-        """Once more if another request's failure replaced the writer meanwhile: ids are compared, so each once."""
-        for _ in range(ATTEMPTS_MAX):
+        """Again while another request's failure replaced the writer: ids are compared, so each event is stored once.
+
+        Each attempt costs another request its answer, so the attempts end; and a writer that cannot be opened raises.
+        """
+        while True:
             writer = self._writer or await self._opened()
             found = await self._answer(writer, events, untimed)
             if isinstance(found, Appended):
                 return found
+            assert isinstance(found, Exception)
             if isinstance(found, EventRefused):
-                break
+                raise found
             if self._writer is writer:
                 self._writer = None  # the next append opens a new one
                 await asyncio.to_thread(writer.close)
-                break
-        assert isinstance(found, Exception)
-        raise found
+                raise found
 
     async def _answer(self, writer: Writer, events: Sequence[Event], untimed: Collection[str]) -> Answer:
         loop = asyncio.get_running_loop()

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -272,7 +271,6 @@ class JournalWriter(LogWriter):
         self._recovered = self._settled = self._schema_is_ours = False
         self._file = self._mark = CLOSED
         self._end = DurableEnd(0, 0, 0)
-        self._appending = threading.Lock()
         self._journal = FileLog(directory)
         self._rolling = Rolling(directory, SegmentLimits(segment_bytes_max, segment_s_max))
         self._ids, self._sequences = Ids(self._journal), Sequences(self._journal)

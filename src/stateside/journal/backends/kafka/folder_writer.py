@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -68,7 +67,6 @@ class PlacedWriter(GroupedWriter):
         self._log = KafkaJournal(topic).log()
         self._log.end()  # refuses a topic that cannot be the journal
         self._turns = Turns(folder / LOCK)
-        self._appending = threading.Lock()
         self._owner: KafkaWriter | None = None
         self._id = known
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +108,6 @@ class KafkaWriter(LogWriter):
         settings = self._admin.settings()
         check_policy(topic, settings)
         self.partitions = wanted_partitions(topic, partitions, self._described.partitions)
-        self._appending = threading.Lock()
         self._lanes = Lanes(topic, self._described.partitions, [])
         self._known = OwnedEvents(self._journal, self._described, self.partitions, folder, accept_gone)
         try:

@@ -1,11 +1,11 @@
-"""Node logs: a journal for each epoch of a node, the fence against former owners, and the seal of a closed log.
+"""Node logs: a journal for each epoch of a node, the lease of the node, and the seal of a closed log.
 
-The file `epoch` names the owner of a node. An owner that is no longer in the file is fenced.
+The file `epoch` is the claim of the node's lease (`core.lease`). An owner that is no longer in the file is fenced.
 
     epoch := "EPOCH TOKEN"      the epoch, from 1 on, and the random token of its owner
 
 The epoch grows with every takeover. An owner that continues the log of a surely dead one (`NodeWriter`) keeps the epoch
-and writes its own token. The file is replaced atomically and durably.
+and writes its own token.
 
 `FencedLog` is the owner's writer of a log: it moves the end mark only while it owns the node. `reaching` turns errors
 of the operating system into JournalAway.
@@ -14,10 +14,8 @@ of the operating system into JournalAway.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,7 +23,8 @@ import pyarrow as pa
 
 from stateside.core.clock import Clock
 from stateside.core.errors import JournalAway, JournalCorrupt, JournalFenced
-from stateside.core.storage import write_atomically
+from stateside.core.lease import Held, Lease, Owner
+from stateside.core.storage import LocalObjects, write_atomically
 from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX, JournalWriter, recover
@@ -34,59 +33,32 @@ from stateside.journal.backends.files.segment import DurableEnd, write_again
 FILE_NAME = "epoch"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """One owner of a node. No two owners are equal, not even of the same epoch."""
+def node_lease(node: Path) -> Lease[Owner]:
+    """The lease of the node in this folder. Its owner calls `check` between a durable write and its acknowledgement."""
 
-    epoch: int
-    token: str
-
-    @classmethod
-    def of(cls, epoch: int) -> Owner:
-        """A new owner for an epoch."""
-        return cls(epoch, secrets.token_hex(8))
-
-    @classmethod
-    def read(cls, node: Path) -> Owner | None:
-        """The owner of the node in this folder; None before the first owner."""
-        path = node / FILE_NAME
-        try:
-            epoch, token = path.read_text().split()
-            return cls(int(epoch), token)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise JournalCorrupt(
-                "A node's epoch cannot be read",
-                where=str(path),
-                next_step="Restore the file; or write into it, with any second word, the number of the newest folder "
-                "beside it, and then take the node over",
-            ) from error
-
-    def write(self, node: Path) -> None:
-        """Become the owner, durably. Fences the former owner from now on."""
-        write_atomically(node / FILE_NAME, f"{self.epoch} {self.token}\n".encode())
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Check between a durable write and its acknowledgement: only the owner passes."""
-
-    node: Path
-    owner: Owner
-
-    def check(self) -> None:
-        """JournalFenced if another process owns the node by now."""
-        found = Owner.read(self.node)
-        if found == self.owner:
-            return
+    def lost(own: Owner, found: Owner | None) -> JournalFenced:
         now = "nobody" if found is None else f"the owner of epoch {found.epoch}"
-        raise JournalFenced(
-            f"This owner of epoch {self.owner.epoch} was paused, and {now} has the node now",
-            where=str(self.node),
+        return JournalFenced(
+            f"This owner of epoch {own.epoch} was paused, and {now} has the node now",
+            where=str(node),
             next_step="Nothing was acknowledged, but the last append may have been stored. Repeat it with the same "
             "event ids where the node is written now; end this process",
         )
+
+    return Lease(LocalObjects(node), FILE_NAME, lambda own: f"{own.epoch} {own.token}\n".encode(), _owner, lost)
+
+
+def _owner(content: bytes, where: str) -> Owner:
+    try:
+        epoch, token = content.decode().split()
+        return Owner(int(epoch), token)
+    except ValueError as error:
+        raise JournalCorrupt(
+            "A node's epoch cannot be read",
+            where=where,
+            next_step="Restore the file; or write into it, with any second word, the number of the newest folder "
+            "beside it, and then take the node over",
+        ) from error
 
 
 _SEALED = "sealed"
@@ -121,7 +93,7 @@ def complete_logs(folder: Path, nodes: Iterable[str]) -> dict[str, NodeLog]:
     """
     found = node_logs(folder)
     for name in sorted({*nodes, *(path.name for path in (folder / NODES).glob("*/"))}):
-        owner = Owner.read(folder / NODES / name)
+        owner = node_lease(folder / NODES / name).newest()
         for epoch in range(1, 2 if owner is None else owner.epoch + 1):
             if log_name(name, epoch) not in found and (owner is not None or name in nodes):
                 raise JournalAway(
@@ -188,9 +160,9 @@ class FencedLog(JournalWriter):
     """
 
     def __init__(
-        self, directory: Path, fence: Fence, *, clock: Clock, segment_bytes_max: int = SEGMENT_BYTES_MAX
+        self, directory: Path, held: Held[Owner], *, clock: Clock, segment_bytes_max: int = SEGMENT_BYTES_MAX
     ) -> None:
-        self._fence = fence
+        self._held = held
         super().__init__(directory, clock=clock, segment_bytes_max=segment_bytes_max)
 
     @contextmanager
@@ -214,12 +186,12 @@ class FencedLog(JournalWriter):
         The frame is stored by now: if `epoch` is unreadable, the frame may or may not count, so the writer breaks.
         """
         with self._breaking("The node's epoch cannot be read"):
-            self._fence.check()
+            self._held.check()
         super()._publish()
 
     def _open_mark(self) -> None:
         """Check the fence first, as opening creates a missing mark."""
-        self._fence.check()
+        self._held.check()
         super()._open_mark()
 
 

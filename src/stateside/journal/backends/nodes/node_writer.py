@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from stateside.journal.backends.files.segment import PARTITION
 from stateside.journal.backends.nodes.ids import KnownIds, copy_index
 from stateside.journal.backends.nodes.last_sequences import Lasts
 from stateside.journal.backends.nodes.log import (
-    Fence,
     FencedLog,
     NodeLog,
     complete_logs,
@@ -52,12 +50,12 @@ class NodeWriter(LogWriter):
 
     1. The process locks `opening`, so that no other process opens this node meanwhile. The death of a process releases
        the lock.
-    2. With `take_over` the process makes the folder of the next epoch, and writes the new epoch durably. From here on
-       the former owner is fenced: wherever it was paused, it acknowledges nothing more. A crash here leaves an epoch
-       with an empty log, which the next owner continues; so an epoch without a folder is one whose log was lost.
-    3. The process locks `owner` in the folder of its epoch, for life. Without `take_over` the epoch is the last
-       owner's: if the last owner lives, JournalLocked; else the new owner continues the log, as after a crash, and
-       writes its own token into `epoch`.
+    2. The process makes the folder of its epoch if it is missing, and locks `owner` in the folder, for life. With
+       `take_over` the epoch is the next one. Without, the epoch is the last owner's: if the last owner lives,
+       JournalLocked; else the new owner continues the log, as after a crash. A crash here leaves an empty folder.
+    3. The process claims the node's lease: `epoch` names the epoch and the new owner's token, durably (`core.lease`).
+       From here on the former owner is fenced: wherever it was paused, it acknowledges nothing more. A crash here
+       leaves an epoch with an empty log, which the next owner continues; an epoch without a folder has lost its log.
     4. The owner seals the unsealed logs of earlier epochs (`log.seal` has the argument). A crash here leaves each log
        sealed or not; the next owner repeats the step.
     5. The owner renews the node's slots, so that no late release by a former owner can take effect.
@@ -101,18 +99,17 @@ class NodeWriter(LogWriter):
         check_folder(folder)
         self.name, self._folder, self._node = name, folder, folder / NODES / name
         super().__init__(clock or SystemClock())
-        self._appending = threading.Lock()
         self._logs: dict[str, NodeLog] = {}  # all logs, once they were looked up in this turn
         with reaching(self._node), opening(self._node, wait_s_max):
-            owner, self._lock = become_owner(self._node, take_over)
-            self.epoch, self.log = owner.epoch, log_name(name, owner.epoch)
-            self._fence = Fence(self._node, owner)
+            self._held, self._lock = become_owner(self._node, take_over)
+            self.epoch = self._held.claim.epoch
+            self.log = log_name(name, self.epoch)
             with giving_back(self._lock):
                 seal_earlier(self._node, self.epoch)
                 self._slots = NodeSlots(folder)
-                self._granted = self._slots.renew(name, self._fence.check)
+                self._granted = self._slots.renew(name, self._held.check)
                 directory = self._node / str(self.epoch)
-                self._log = FencedLog(directory, self._fence, clock=self._clock, segment_bytes_max=segment_bytes_max)
+                self._log = FencedLog(directory, self._held, clock=self._clock, segment_bytes_max=segment_bytes_max)
         with giving_back(self._lock), ExitStack() as opened:
             opened.callback(self._log.close)
             for name in ("index", "places"):
@@ -150,12 +147,12 @@ class NodeWriter(LogWriter):
     def release(self, slots: Iterable[int]) -> None:
         """Release slots, so that another node can claim them: steps 1 to 3 of `ownership`."""
         with self._alone():
-            self._fence.check()
+            self._held.check()
             with self._log.turn():  # settles the remains of a failed append: stored or not
                 self._log.sync_mark()
             for slot in sorted(self._granted.intersection(slots)):
                 self._granted.discard(slot)
-                self._slots.release(slot, self.name, self._fence.check)
+                self._slots.release(slot, self.name, self._held.check)
 
     def close(self) -> None:
         """Give up the node. All acknowledged events are durable; the slots stay the node's.
@@ -212,7 +209,7 @@ class NodeWriter(LogWriter):
     def _in_turn(self, act: Callable[[], Result], names: Names) -> Result:
         """Steps 1 and 2 of an append. Also checks the fence, so a fenced owner writes nothing at all."""
         with self._alone():
-            self._fence.check()
+            self._held.check()
             self._claim({slot_of(entity) for entity in names()})
             self._logs = {}
             with self._log.turn() as end:
@@ -236,7 +233,7 @@ class NodeWriter(LogWriter):
     def _claim(self, slots: set[int]) -> None:
         """Claim slots, then read the events of their entities at other nodes."""
         missing = sorted(slots - self._granted)
-        owners = {slot: self._slots.claim(slot, self.name, self._fence.check) for slot in missing}
+        owners = {slot: self._slots.claim(slot, self.name, self._held.check) for slot in missing}
         if owners:
             self._index.follow()
             self._known.others_wrote()

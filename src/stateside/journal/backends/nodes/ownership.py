@@ -40,12 +40,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.core.errors import JournalLocked, SettingInvalid
-from stateside.core.storage import lock_within, sync_directory, try_lock
+from stateside.core.lease import Held, Owner, hold
+from stateside.core.storage import sync_directory
 from stateside.journal.backends.files.segment import segment_offsets
-from stateside.journal.backends.nodes.log import Owner, epochs, is_sealed, seal
+from stateside.journal.backends.nodes.log import epochs, is_sealed, node_lease, seal
 from stateside.journal.topic_note import check_none
 
-_NOTE_BYTES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
@@ -53,13 +53,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 def opening(node: Path, wait_s_max: float) -> Iterator[None]:
     """Step 1: exclude other processes that open this node."""
     node.mkdir(parents=True, exist_ok=True)
-    handle = lock_within(node / "opening", wait_s_max)
-    if handle is None:
-        raise JournalLocked(
-            f"Another process has been opening this node for {wait_s_max:g} s",
+    handle = hold(
+        node / "opening",
+        lambda pids: JournalLocked(
+            f"Process {pids} has been opening this node for {wait_s_max:g} s",
             where=str(node),
             next_step="Let that process go on if it is paused, or end it, then open the node again",
-        )
+        ),
+        wait_s=wait_s_max,
+    )
     try:
         yield
     finally:
@@ -77,21 +79,22 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
-    """Steps 2 and 3: returns the new owner, and the lock to hold while it lives.
+def become_owner(node: Path, take_over: bool) -> tuple[Held[Owner], int]:
+    """Steps 2 and 3: returns the node's lease, and the lock to hold while the owner lives.
 
     JournalLocked if there is a live owner and `take_over` is not set.
     """
-    found = Owner.read(node)
+    lease = node_lease(node)
+    found = lease.newest()
     owner = Owner.of(1 if found is None else found.epoch + take_over)
     (node / str(owner.epoch)).mkdir(exist_ok=True)
     sync_directory(node)
-    if take_over:
-        owner.write(node)
     lock = _lock(node, owner.epoch)
-    if not take_over:
-        owner.write(node)
-    return owner, lock
+    with giving_back(lock):
+        held = lease.claim(owner, after=found)
+        if held is None:
+            raise lease.lost(owner, lease.newest())
+    return held, lock
 
 
 def seal_earlier(node: Path, epoch: int) -> None:
@@ -121,20 +124,14 @@ def check_name(name: str) -> None:
 
 
 def _lock(node: Path, epoch: int) -> int:
-    path = node / str(epoch) / "owner"
-    handle = try_lock(path)
-    if handle is None:
-        raise _owned(path)
-    os.pwrite(handle, str(os.getpid()).encode().ljust(_NOTE_BYTES), 0)
-    return handle
-
-
-def _owned(path: Path) -> JournalLocked:
-    return JournalLocked(
-        f"Process {path.read_text().strip()} owns this node",
-        where=str(path.parent.parent),
-        next_step="Use another name for this node, or end that process. If it is paused, or on a machine that is away, "
-        "open the node with take_over=True: it is fenced then",
+    return hold(
+        node / str(epoch) / "owner",
+        lambda pids: JournalLocked(
+            f"Process {pids} owns this node",
+            where=str(node),
+            next_step="Use another name for this node, or end that process. If it is paused, or on a machine that is "
+            "away, open the node with take_over=True: it is fenced then",
+        ),
     )
 
 
