@@ -15,7 +15,7 @@ from typing import Any, Final
 from stateside.billing.answers import explain
 from stateside.billing.answers.audits import Audits
 from stateside.billing.answers.available_documents import Archived, DocumentArchive, Gate
-from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
+from stateside.billing.answers.bills import BillPeriod, bill, bill_event, bill_periods
 from stateside.billing.answers.document_store import Document, DocumentStore, followed
 from stateside.billing.answers.explain import Behind, Explainer
 from stateside.billing.answers.letters import DeadLetterReader
@@ -30,6 +30,7 @@ from stateside.core import Layout, Storage
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.journal import open_journal
 from stateside.serving import (
+    EVENTS,
     FLOOR,
     JSON,
     File,
@@ -41,6 +42,7 @@ from stateside.serving import (
     Stamp,
     ViewAnswer,
     ViewReader,
+    composed_stream,
     not_whole,
     stamped,
     whole,
@@ -66,6 +68,7 @@ def routes(layout: Layout) -> list[Route]:
     api = Api(layout)
     bill = "every period of a customer with its state: draft, sealed, corrected"
     document = "one invoice or note; NUMBER.pdf is for people"
+    changes = "a customer's bill, and from then on the periods that every batch changes, as server-sent events"
     behind = "the very events behind one period's balance, adding up to it"
     course = "what each day of a period added to the bill, and a forecast of the amount at its end"
     periods = "all periods that there are, oldest first, with their totals as /totals has them; each plan's currency"
@@ -78,6 +81,7 @@ def routes(layout: Layout) -> list[Route]:
     letters = "events that break a rule: counted by reason, and a page of them"
     return [
         Route("/v1/customers/{customer}/bill", api.bill, bill, "customer", FLOOR),
+        Route("/v1/customers/{customer}/bill/changes", api.changes, changes, "customer", FLOOR, kinds=(EVENTS,)),
         Route("/v1/customers/{customer}/bill/explain", api.explain, behind, "customer", (*_PERIOD, *_PAGE, *FLOOR)),
         Route("/v1/customers/{customer}/bill/course", api.course, course, "customer", (*_WHICH, *FLOOR)),
         Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
@@ -114,7 +118,23 @@ class Api:
 
     async def bill(self, request: Request) -> Response:
         (customer,) = request.parts
-        answer, documents, archived = await self._of_customer(request, customer)
+        return await self._bill(await self._reader(request), customer, request.floor())
+
+    async def changes(self, request: Request) -> Response:
+        """The bill as a stream; only its start has a floor."""
+        (customer,) = request.parts
+        reader, floor, sent = await self._reader(request), request.floor(), None
+
+        async def compose() -> tuple[str, Mapping[str, Any]] | None:
+            nonlocal floor, sent
+            before, sent = sent, (await self._bill(reader, customer, floor)).document
+            floor = Floor()
+            return bill_event(before, sent)
+
+        return await composed_stream(request, reader, [customer], compose)
+
+    async def _bill(self, reader: ViewReader, customer: str, floor: Floor) -> Response:
+        answer, documents, archived = await self._of_customer(reader, customer, floor)
         return _marked(archived, bill(customer, answer.rows, documents, self._plans))
 
     async def explain(self, request: Request) -> Response:
@@ -134,7 +154,8 @@ class Api:
     async def invoices(self, request: Request) -> Response:
         """The customer's documents."""
         (customer,) = request.parts
-        _, documents, archived = await self._of_customer(request, customer)
+        reader = await self._reader(request)
+        _, documents, archived = await self._of_customer(reader, customer, request.floor())
         shown = [_shown(request, document) for document in documents]
         return _marked(archived, {"customer": customer, "documents": shown})
 
@@ -233,7 +254,8 @@ class Api:
         """The customer, the requested period, and the events behind the period."""
         (customer,) = request.parts
         parameters = request.parameters
-        answer, documents, archived = await self._of_customer(request, customer)
+        reader = await self._reader(request)
+        answer, documents, archived = await self._of_customer(reader, customer, request.floor())
         periods = bill_periods(answer.rows, documents, self._plans)
         label, currency = parameters.get("period"), parameters.get("currency")
         if not any(label in (None, one.period.label) and currency in (None, one.currency) for one in periods):
@@ -264,10 +286,10 @@ class Api:
     def _cycles(self) -> dict[str, Cycle]:
         return {name: plan.cycle for name, plan in self._plans.all().items()}
 
-    async def _of_customer(self, request: Request, customer: str) -> tuple[ViewAnswer, list[Document], Archived]:
+    async def _of_customer(
+        self, reader: ViewReader, customer: str, floor: Floor
+    ) -> tuple[ViewAnswer, list[Document], Archived]:
         """The customer's live rows, and the documents that count: read after the rows, see `available_documents`."""
-        floor = request.floor()
-        reader = await self._reader(request)
         answer = await reader.rows([customer], floor)
         gate = Gate.of(answer.stamp)
         documents, archived = await self._documents.read(
