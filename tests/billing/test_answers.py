@@ -14,18 +14,15 @@ import pytest
 
 from stateside.billing.answers import explain
 from stateside.billing.answers.api import Api
-from stateside.billing.answers.available_documents import Gate
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
-from stateside.billing.answers.document_store import DocumentStore
+from stateside.billing.answers.document_store import DocumentStore, Gate
 from stateside.billing.answers.explain import Behind, Explainer
-from stateside.billing.answers.letters import DeadLetterReader, letters_to_replay
+from stateside.billing.answers.letters import DeadLetterReader, letters_to_replay, parse_changes, replay
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.invoicing.plan_file import load_plans
 from stateside.billing.model import HOUR_US, assignment, clock_tick, usage
-from stateside.billing.operations.replay import parse_changes, replay
-from stateside.billing.plans.file import plan_event
+from stateside.billing.plans.file import load_plans, plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.errors import CheckpointInvalid, EventRefused, PositionInvalid, RequestInvalid, StateError
 from stateside.core.layout import Layout

@@ -15,7 +15,7 @@ from stateside.core.layout import Layout
 from stateside.core.processes import free_port
 from stateside.serving.access.tokens import Issuer
 from tests.pages.conftest import Browsing, Theatre, until
-from tests.pages.stage import APRIL, FEBRUARY, LONG, MARCH, RICH, Stage, serving
+from tests.pages.stage import APRIL, FEBRUARY, LONG, MARCH, NOW_US, RICH, Stage, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -97,7 +97,8 @@ def test_the_days_follow_too_while_nothing_else_happens(browsing: Browsing, thea
 
 
 def test_what_the_stream_told_is_not_undone_by_an_older_answer(browsing: Browsing, theatre: Theatre) -> None:
-    context, held = browsing.context(), list[Route]()
+    context = browsing.context()
+    held: list[Route] = []
     context.route("**/bill/changes", lambda route: route.abort())
     page = context.new_page()
     page.goto(f"{browsing.url}/bill/ben")
@@ -177,6 +178,7 @@ def test_after_a_rollback_the_bill_is_the_one_that_counts_now(browsing: Browsing
 def test_a_page_whose_server_is_gone_does_not_look_live_and_finds_it_again(browsing: Browsing, layout: Layout) -> None:
     stage, port = Stage(layout, customers=0, rich=False), free_port()
     stage.open()
+    stage.clock.time_us = NOW_US
     stage.use("emma", "message", 3)
     stage.begin()
     page = browsing.context().new_page()
