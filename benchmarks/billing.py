@@ -31,8 +31,7 @@ from benchmarks.processor import ProcessorWatch
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import ASSIGN, DAY_US, GRACE_US, HOUR_US, USAGE_TYPES, clock_tick, usage
-from stateside.billing.pipeline import app, app_without_deduplication
-from stateside.billing.pipeline.period_columns import EVENT_TIME
+from stateside.billing.pipeline import EVENT_TIME, app, app_without_deduplication
 from stateside.billing.plans.file import CREDIT, PlanVersion, plan_event
 from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.clock import ManualClock

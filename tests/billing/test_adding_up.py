@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.available_documents import Gate
 from stateside.billing.answers.bills import bill
-from stateside.billing.answers.document_store import DocumentStore, followed
+from stateside.billing.answers.document_store import DocumentStore, Gate, followed
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals
 from stateside.billing.audit.answer_sums import judge_sums, off_in_bill, off_in_periods
 from stateside.billing.calendar import Cycle
-from stateside.cli.billing_tables import bill_text, documents_text, totals_text
+from stateside.cli.billing import bill_text, documents_text, totals_text
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.serving.rows.view_readers import Floor, ViewReader

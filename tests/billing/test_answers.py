@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 
 from stateside.billing.answers import explain
-from stateside.billing.answers.available_documents import Gate
+from stateside.billing.answers.api import Api
 from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
-from stateside.billing.answers.document_store import DocumentStore
+from stateside.billing.answers.document_store import DocumentStore, Gate
 from stateside.billing.answers.explain import Behind, Explainer
-from stateside.billing.answers.letters import DeadLetterReader, letters_to_replay
+from stateside.billing.answers.letters import DeadLetterReader, letters_to_replay, parse_changes, replay
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.invoicing.plan_file import load_plans
 from stateside.billing.model import HOUR_US, assignment, clock_tick, usage
-from stateside.billing.operations.replay import parse_changes, replay
-from stateside.billing.plans.file import plan_event
+from stateside.billing.plans.file import load_plans, plan_event
 from stateside.core.clock import ManualClock
 from stateside.core.errors import CheckpointInvalid, EventRefused, PositionInvalid, RequestInvalid, StateError
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.journal import Event, FileLog, JournalWriter
-from stateside.serving.rows.view_readers import Floor, ViewReader
+from stateside.serving.access.position_codec import PLAIN
+from stateside.serving.changes import watch
+from stateside.serving.changes.feed import Feeds
+from stateside.serving.rows.view_readers import Floor, ViewReader, ViewReaders
 from stateside.serving.stamp import Stamp
+from stateside.serving.web.request import Request
+from stateside.serving.web.response import StreamResponse, as_json
 from stateside.spark_state.batch_log import Checkpoint
 
 from .written_bills import SWISS, WrittenBills, plan, step
@@ -59,10 +66,10 @@ class Folder:
         """Usage in January."""
         return usage(id_, customer, type_, JANUARY.start_us + DAY_US, quantity, **named)
 
-    def batch(self, *close: int) -> None:
+    def batch(self, *close: int, move: Callable[[Layout], None] = step) -> None:
         self.clock.time_us = max(self.clock.time_us, JANUARY.start_us + 2 * DAY_US)
         self.bills.play(close)
-        step(self.layout)
+        move(self.layout)
 
     def asked(self, customer: str) -> tuple[Stamp, list[dict[str, Any]]]:
         reader = ViewReader(self.layout.view("bill"))
@@ -156,6 +163,92 @@ class TestBills:
         with pytest.raises(CheckpointInvalid, match="basic@1"):
             folder.plans = PublishedPlans(dict, "plans.json")
             folder.bill()
+
+
+class Subscriber:
+    """A subscriber to a bill: replaces the periods that it is sent, and computes nothing."""
+
+    def __init__(self, folder: Folder) -> None:
+        views = ViewReaders(folder.layout)
+        self.feeds, self._api = Feeds(views), Api(folder.layout)
+        self._request = Request(("emma",), (), {}, views, self.feeds)
+        self.told: list[str] = []
+        self.bill: dict[str, Any] = {}
+
+    async def hear(self, stream: StreamResponse, batch: int) -> None:
+        """Read events until the bill is that of a batch, and compare it with the bill that is asked for."""
+        async with asyncio.timeout(20):
+            while self.bill.get("stamp", {}).get("batch") != batch:
+                async for content in stream.parts:
+                    self._apply(content)
+                    break
+        asked = json.loads(as_json((await self._api.bill(self._request)).document, PLAIN))
+        assert {**self.bill, "stamp": {}} == {**asked, "stamp": {}}
+        assert self.bill["stamp"]["batch"] == asked["stamp"]["batch"]
+
+    async def open(self) -> StreamResponse:
+        stream = (await self._api.changes(self._request)).stream
+        assert stream is not None
+        return stream
+
+    def _apply(self, content: bytes) -> None:
+        kind, data = re.findall(r"^event: (\w+)$.*?^data: (.*)$", content.decode(), re.MULTILINE | re.DOTALL)[0]
+        event = json.loads(data)
+        if kind == "pulse":
+            return
+        self.told.append(kind)
+        assert event.pop("last")
+        if kind == "snapshot":
+            self.bill = event
+            return
+        assert event.pop("after") == self.bill["stamp"]["batch"]
+        periods = {self._key(period): period for period in self.bill["periods"]}
+        for period in event.pop("removed"):
+            del periods[self._key(period)]
+        periods |= {self._key(period): period for period in event.pop("changed")}
+        self.bill = {**self.bill, **event, "periods": [periods[key] for key in sorted(periods)]}
+
+    def _key(self, period: dict[str, str]) -> tuple[str, ...]:
+        return period["period_end"], period["period"], period["currency"]
+
+
+@pytest.mark.e2e
+class TestStream:
+    def test_its_events_lead_to_the_bill_of_each_batch(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lines and periods appear, a period closes, a note comes for it, and batches pass that change nothing."""
+        monkeypatch.setattr(watch, "COMPOSED_S", 0.0)
+
+        async def run(move: Callable[[Layout], None]) -> None:
+            subscriber = Subscriber(folder)
+            stream = await subscriber.open()
+            await subscriber.hear(stream, 0)
+            steps: list[tuple[list[Event], list[int]]] = [
+                ([folder.used("m-1", "message", 2)], []),
+                ([folder.used("b-1", "call", 600, "ben")], []),
+                ([usage("c-2", "emma", "call", FEBRUARY.start_us + HOUR_US, 90)], []),
+                ([], [JANUARY.end_us]),
+                ([folder.used("m-2", "message", 2)], []),
+                ([assignment("a-2", "emma", "swiss", FEBRUARY.start_us + DAY_US, FEBRUARY.start_us)], []),
+                ([usage("f-1", "emma", "fee", FEBRUARY.start_us + 2 * DAY_US, 1, name="base")], [FEBRUARY.end_us]),
+            ]
+            folder.clock.time_us = FEBRUARY.start_us + 3 * DAY_US
+            for number, (events, closed) in enumerate(steps, 1):
+                folder.append(*events)
+                folder.batch(*closed, move=move)
+                await subscriber.hear(stream, number)
+            assert subscriber.told == ["snapshot", *["changes"] * len(steps)]
+            again = await subscriber.open()
+            subscriber.bill = {}
+            await subscriber.hear(again, len(steps))
+            assert subscriber.told[-1] == "snapshot", "a reconnect begins with the whole bill"
+            subscriber.feeds.stop()
+            rest = [content for opened in (stream, again) async for content in opened.parts]
+            assert [content.split(b"\n")[0] for content in rest if b"pulse" not in content] == [b"event: end"] * 2
+
+        folder.append(folder.used("c-1", "call", 180))
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process reads a replica, or moves it
+            folder.batch(move=lambda layout: pool.submit(step, layout).result())
+            asyncio.run(run(lambda layout: pool.submit(step, layout).result()))
 
 
 class TestExplaining:

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from stateside.billing.answers import audits as module
-from stateside.billing.answers.audits import TEXT_CHARS_MAX, Audits
+from stateside.billing.answers import api as module
+from stateside.billing.answers.api import TEXT_CHARS_MAX, Audits
 from stateside.core import processes, storage
 from stateside.core.layout import Layout
 from stateside.core.storage import try_lock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateside.billing.answers.trend import FORECAST_FROM, PeriodTrend
+from stateside.billing.answers.explain import FORECAST_FROM, PeriodTrend
 from stateside.billing.model import DAY_US, GRACE_US, HOUR_US, usage
 from stateside.billing.model import assignment as assigned
 from tests.billing.test_answers import FEBRUARY, JANUARY, Folder, folder

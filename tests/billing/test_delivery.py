@@ -15,8 +15,7 @@ import pytest
 
 from stateside.billing.answers.document_store import DocumentStore
 from stateside.billing.invoicing.amounts import Amounts
-from stateside.billing.invoicing.documents import documents_table
-from stateside.billing.invoicing.notes import LATE, corrections
+from stateside.billing.invoicing.documents import LATE, corrections, documents_table
 from stateside.billing.operations import delivery as delivering
 from stateside.billing.operations.delivery import Delivered, DocumentDelivery, body_of, only_one
 from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused, StateError

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.invoicing.frontier import Corner, Frontier
+from stateside.billing.invoicing.invoice_sink import Corner, Frontier
 from tests.sizes import examples
 
 PERIOD = 10

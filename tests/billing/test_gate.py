@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.answers.available_documents import Gate
-from stateside.billing.answers.document_store import Document, DocumentStore, followed
+from stateside.billing.answers.document_store import Document, DocumentStore, Gate, followed
 from stateside.billing.answers.totals import ArchiveSums
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle

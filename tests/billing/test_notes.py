@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing.invoicing.amounts import Amounts
-from stateside.billing.invoicing.documents import DOCUMENTS, invoices, numbered
-from stateside.billing.invoicing.notes import BEFORE, LATE, Corrections, corrections
+from stateside.billing.invoicing.documents import BEFORE, DOCUMENTS, LATE, Corrections, corrections, invoices, numbered
 from stateside.billing.money import Rounding, round_micros
 from tests.billing.billed import BERLIN, DAILY, JANUARY, Row, amounts, closed, version
 from tests.sizes import examples

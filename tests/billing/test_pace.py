@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateside.billing.answers.available_documents import Gate
-from stateside.billing.answers.document_store import followed
-from stateside.billing.answers.hours import Hours, hour_numbers, hours
+from stateside.billing.answers.document_store import Gate, followed
+from stateside.billing.answers.pace import Hours, hour_numbers, hours, label_before, pace
 from stateside.billing.answers.period_names import Ends
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, period_totals
-from stateside.billing.answers.trend import label_before, pace
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.model import HOUR_US, usage

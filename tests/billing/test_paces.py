@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers import trend as module
-from stateside.billing.answers.trend import CachedPace, Paces
+from stateside.billing.answers import pace as module
+from stateside.billing.answers.pace import CachedPace, Paces
 from stateside.core.errors import StateError
 from stateside.core.layout import Layout
 from stateside.serving.stamp import Stamp

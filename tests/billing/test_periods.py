@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateside.billing.calendar import Cycle
-from stateside.billing.pipeline.period_columns import EVENT_TIME, with_period_end
+from stateside.billing.pipeline import EVENT_TIME, with_period_end
 from tests.sizes import sized
 
 pytestmark = pytest.mark.spark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateside.billing.invoicing.plan_file import extend_plans, load_plans, plan_file
+from stateside.billing.plans.file import extend_plans, load_plans, plan_file
 from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.layout import Layout

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stateside.billing.book.book import current_book
 from stateside.billing.model import DAY_US, HOUR_US
-from stateside.billing.operations.publication import MARGIN_US, assign, current_book, publish
+from stateside.billing.operations.publication import MARGIN_US, assign, publish
 from stateside.billing.plans.plan import PlanVersion
 from stateside.core.clock import ManualClock
 from stateside.core.errors import EventRefused, PlanInvalid

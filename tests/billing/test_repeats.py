@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.letters import DeadLetterReader
+from stateside.billing.answers.letters import DeadLetterReader, replay
 from stateside.billing.invoicing import repeats
 from stateside.billing.model import clock_tick
-from stateside.billing.operations.replay import replay
 from stateside.core.errors import RequestInvalid
 from stateside.core.layout import Layout
 from tests.billing.audit.test_played import audited

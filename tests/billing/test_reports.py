@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.invoicing import invoice_sink as sweep_module
-from stateside.billing.invoicing.frontier import Corner, Frontier
-from stateside.billing.invoicing.invoice_sink import Planned, sweep
+from stateside.billing.invoicing.invoice_sink import Corner, Frontier, Planned, sweep
 from stateside.billing.invoicing.repeats import Repeats
 from stateside.billing.model import CLOCK, DAY_US, clock_tick
 from stateside.billing.pipeline.source import Rater

@@ -24,11 +24,10 @@ from stateside.archive import ArchiveTable
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.invoicing import invoice_sink as sink_module
 from stateside.billing.invoicing.documents import ADDED, DOCUMENTS
-from stateside.billing.invoicing.frontier import Frontier
-from stateside.billing.invoicing.invoice_sink import Swept
-from stateside.billing.invoicing.plan_file import load_plans
+from stateside.billing.invoicing.invoice_sink import Frontier, Swept
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
+from stateside.billing.plans.file import load_plans
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.errors import ArchiveInvalid
 from stateside.core.layout import Layout

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.archive.table_reader import FollowedTable
-from stateside.billing.answers.available_documents import Gate
-from stateside.billing.answers.document_store import DocumentStore, followed
+from stateside.billing.answers.document_store import DocumentStore, Gate, followed
 from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, TotalsPart, TotalSums, all_totals, period_totals
 from stateside.billing.calendar import Cycle

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from stateside.billing.answers.letters import DeadLetter
+from stateside.billing.answers.letters import DeadLetter, replay
+from stateside.billing.book.book import current_book
 from stateside.billing.model import DAY_US, HOUR_US
 from stateside.billing.operations.clock_events import IDLE_US, Clockwork
-from stateside.billing.operations.publication import assign, current_book, publish
-from stateside.billing.operations.replay import replay
+from stateside.billing.operations.publication import assign, publish
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.journal.backends.kafka.topic import Topic

@@ -14,8 +14,15 @@ import pyarrow as pa
 from stateside.billing.answers.totals import ROLLUP
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.invoicing.amounts import Amounts
-from stateside.billing.invoicing.documents import dead_letters, dead_letters_table, documents_table, invoices, numbered
-from stateside.billing.invoicing.notes import LATE, corrections
+from stateside.billing.invoicing.documents import (
+    LATE,
+    corrections,
+    dead_letters,
+    dead_letters_table,
+    documents_table,
+    invoices,
+    numbered,
+)
 from stateside.billing.plans.file import PlanVersion, parse_plan
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.layout import Layout

@@ -19,6 +19,7 @@ from stateside.serving.access import guard, hosts, limits, principal, tokens, ve
 from stateside.serving.access.position_codec import PLAIN
 from stateside.serving.changes import feed, pages
 from stateside.serving.changes import feed as feed_module
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.fast_path import point_lookup
 from stateside.serving.health import metrics
 from stateside.serving.rows import view_reader
@@ -150,7 +151,8 @@ def test_the_request_that_appends_is_answered_with_receipts(tmp_path: Path) -> N
     layout = Layout(tmp_path)
     (route,) = event_routes.event_routes(layout)
     assert (method, address) == (route.method, route.pattern)
-    request = Request((), (), {}, ViewReaders(layout), body=document.encode())
+    views = ViewReaders(layout)
+    request = Request((), (), {}, views, Feeds(views), body=document.encode())
     answer: Any = asyncio.run(route.handler(request))  # type: ignore[arg-type]
     assert json.loads(as_json(answer.document, PLAIN)) == {"receipt": "0:1", "receipts": ["0:1"]}
 

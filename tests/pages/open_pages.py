@@ -1,8 +1,7 @@
 """What open pages ask, without the browsers, of which this machine could draw a few at a time only.
 
-Each does as `bill.js` does: it listens to the stream of one customer's changes, and asks for the bill when that tells
-of one; one question at a time, and none sooner than `BILL_S` after the one before. What comes meanwhile is asked for
-once. For its chart it asks for the days as well, every `COURSE_S`.
+Each does as `bill.js` does: it listens to the stream of one customer's bill, which tells the amounts. For its chart it
+asks for the days as well, every `COURSE_S`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.pages.stage import Stage
 
 PACKAGE_MICROS = 4_990_000
 OPENED_AT_ONCE = 20
-BILL_S, COURSE_S = 0.4, 3.0  # as in bill.js
+COURSE_S = 3.0  # as in bill.js
 WAIT_S_MAX = 60.0
 BILL = "/v1/customers/ben/bill"
 _AGE = re.compile(rb'"age_ms": ?([0-9]+)')
@@ -65,22 +64,18 @@ async def told(stage: Stage, url: str, *, pages: int, events: int = 1, every_s: 
 
 
 async def _page(port: int, opening: asyncio.Semaphore, ready: asyncio.Semaphore, last: int, seen: Seen) -> None:
-    due = asyncio.Event()
+    amounts: asyncio.Queue[int] = asyncio.Queue()
     async with opening:
         asking = await Connection.open(port)
-        listening = asyncio.create_task(_listen(await Connection.open(port), ready, due, seen))
-        await due.wait()  # the rows as they are
-    amount, course_s = 0, 0.0
+        listening = asyncio.create_task(_listen(await Connection.open(port), amounts, seen))
+        amount = await asyncio.wait_for(amounts.get(), WAIT_S_MAX)
+    ready.release()
+    course_s = 0.0
     while amount < last:
-        await asyncio.wait_for(due.wait(), WAIT_S_MAX)
-        due.clear()
-        asked_s = time.monotonic()
-        amount = await _amount(asking)
-        seen.at_s.setdefault(amount, time.monotonic())
-        if asked_s - course_s >= COURSE_S:
-            course_s = asked_s
+        amount = await asyncio.wait_for(amounts.get(), WAIT_S_MAX)
+        if time.monotonic() - course_s >= COURSE_S:
+            course_s = time.monotonic()
             await asking.get(f"{BILL}/course")
-        await asyncio.sleep(max(0, asked_s + BILL_S - time.monotonic()))
     listening.cancel()
     asking.writer.close()
 
@@ -90,8 +85,8 @@ async def _amount(asking: Connection) -> int:
     return int(document["periods"][-1]["charged_micros"])
 
 
-async def _listen(connection: Connection, ready: asyncio.Semaphore, due: asyncio.Event, seen: Seen) -> None:
-    connection.ask("/v1/views/bill/changes?key=ben&pulse=1")
+async def _listen(connection: Connection, amounts: asyncio.Queue[int], seen: Seen) -> None:
+    connection.ask(f"{BILL}/changes")
     kind = b""
     try:
         while line := await connection.reader.readline():
@@ -101,10 +96,11 @@ async def _listen(connection: Connection, ready: asyncio.Semaphore, due: asyncio
                 found = _AGE.search(line)
                 assert found is not None, line
                 seen.ages_ms.append(int(found[1]))
-                if kind in (b"snapshot", b"changes"):
-                    due.set()
-                if kind == b"snapshot":
-                    ready.release()
+                periods = json.loads(line[6:]).get({b"snapshot": "periods", b"changes": "changed"}.get(kind, ""), [])
+                if periods:
+                    amount = int(periods[-1]["charged_micros"])
+                    seen.at_s.setdefault(amount, time.monotonic())
+                    amounts.put_nowait(amount)
     finally:
         connection.writer.close()
 

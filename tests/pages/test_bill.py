@@ -15,7 +15,7 @@ from stateside.core.layout import Layout
 from stateside.core.processes import free_port
 from stateside.serving.access.tokens import Issuer
 from tests.pages.conftest import Browsing, Theatre, until
-from tests.pages.stage import FEBRUARY, LONG, RICH, Stage, serving
+from tests.pages.stage import APRIL, FEBRUARY, LONG, MARCH, NOW_US, RICH, Stage, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -49,7 +49,7 @@ def test_the_amount_follows_appended_events_to_the_cent(browsing: Browsing, thea
 
 def test_where_streams_do_not_get_through_it_asks_instead(browsing: Browsing, theatre: Theatre) -> None:
     context = browsing.context()
-    context.route("**/changes?*", lambda route: route.abort())
+    context.route("**/bill/changes", lambda route: route.abort())
     page = context.new_page()
     page.goto(f"{browsing.url}/bill/ben")
     before = charged_micros(theatre, "ben")
@@ -96,32 +96,63 @@ def test_the_days_follow_too_while_nothing_else_happens(browsing: Browsing, thea
     )
 
 
-def test_what_changes_while_the_bill_is_asked_for_is_not_taken_for_shown(browsing: Browsing, theatre: Theatre) -> None:
+def test_what_the_stream_told_is_not_undone_by_an_older_answer(browsing: Browsing, theatre: Theatre) -> None:
+    context = browsing.context()
     held: list[Route] = []
-    page = browsing.page("/bill/ben")
-    expect(page.locator(FRESH)).to_have_attribute("data-kind", "live")
-    page.route("**/v1/customers/ben/bill", lambda route: held.append(route))
+    context.route("**/bill/changes", lambda route: route.abort())
+    page = context.new_page()
+    page.goto(f"{browsing.url}/bill/ben")
     before = charged_micros(theatre, "ben")
-    page.evaluate(
-        """() => {
-          globalThis.told = -1;
-          const source = new EventSource("/v1/views/bill/changes?key=ben");
-          source.addEventListener("snapshot", () => (globalThis.told = 0));
-          source.addEventListener("changes", () => (globalThis.told += 1));
-        }"""
-    )
-    until(lambda: page.evaluate("globalThis.told") == 0, page)
-    theatre.stage.use("ben", "package", 1, name="weekend")
-    until(lambda: bool(held) and page.evaluate("globalThis.told") == 1, page)
+    expect(page.locator("#amount")).to_have_text(shown(before))
+    page.route("**/v1/customers/ben/bill", lambda route: held.append(route))
+    until(lambda: bool(held), page)  # it asks, because no stream gets through
     first = held[0].fetch()
     theatre.stage.use("ben", "package", 1, name="weekend")
-    until(lambda: page.evaluate("globalThis.told") == 2, page)  # this page is told as well
+    until(lambda: charged_micros(theatre, "ben") > before, page)
+    context.unroute("**/bill/changes")
+    expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000), timeout=30_000)
     held[0].fulfill(response=first)
+    page.wait_for_event("response", lambda response: response.url.endswith("/bill/course"))
     expect(page.locator("#amount")).to_have_text(shown(before + 4_990_000))
-    expect(page.locator(FRESH)).to_have_attribute("data-kind", "old", timeout=20_000)
-    page.unroute("**/v1/customers/ben/bill")
-    expect(page.locator("#amount")).to_have_text(shown(before + 2 * 4_990_000), timeout=30_000)
     expect(page.locator(FRESH)).to_have_attribute("data-kind", "live")
+
+
+def test_the_stream_has_all_that_the_page_shows(browsing: Browsing, layout: Layout) -> None:
+    """A line and a period appear, a period closes, a batch passes that changes nothing: the bill is asked for once."""
+    stage, asked = Stage(layout, customers=1, rich=False), list[str]()
+    stage.open()
+    stage.clock.time_us = APRIL.start_us
+    stage.use("emma", "message", 3, MARCH.end_us - DAY_US)
+    stage.batch()
+    with serving(layout.root) as url:
+        page = browsing.context().new_page()
+        page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/emma/bill") else None)
+        page.goto(f"{url}/bill/emma")
+        amount, types, periods = (page.locator(each) for each in ("#amount", ".type-row", ".periods > li"))
+        expect(amount).to_have_text("€0.30")
+        expect(periods).to_have_count(0)
+        stage.use("emma", "package", 1, MARCH.end_us - DAY_US, name="weekend")
+        stage.batch()
+        expect(types).to_have_count(2, timeout=15_000)
+        expect(amount).to_have_text("€5.29")
+        stage.use("emma", "message", 10, APRIL.start_us)
+        stage.batch()
+        expect(amount).to_have_text("€1.00", timeout=15_000)
+        expect(types).to_have_count(1)
+        expect(periods).to_contain_text(["March 2026"])
+        expect(periods.first).to_contain_text("Draft")
+        stage.batch(MARCH.end_us)
+        expect(periods.first).to_contain_text("Sealed", timeout=15_000)
+        expect(periods.first.locator(".period-amount")).to_have_text("€5.29")
+        stage.use("ben", "message", 1, APRIL.start_us)
+        stage.batch()
+        page.locator(".how summary").click()
+        expect(page.locator(".how dd").first).to_have_text(str(stage.bills.batch_number - 1), timeout=15_000)
+        expect(amount).to_have_text("€1.00")
+        stage.batch(APRIL.end_us)
+        expect(page.get_by_role("heading", name="Nothing open")).to_be_visible(timeout=15_000)
+        expect(periods).to_have_count(2)
+        assert len(asked) == 1, asked
 
 
 def test_after_a_rollback_the_bill_is_the_one_that_counts_now(browsing: Browsing, theatre: Theatre) -> None:
@@ -129,7 +160,7 @@ def test_after_a_rollback_the_bill_is_the_one_that_counts_now(browsing: Browsing
     bill = httpx.get(f"{theatre.url}/v1/customers/emma/bill").json()
     bill["stamp"] |= {"batch": 50, "replica": "before"}
     context = browsing.context()
-    context.route("**/changes?*", lambda route: route.abort())
+    context.route("**/bill/changes", lambda route: route.abort())
     context.route("**/v1/customers/emma/bill", lambda route: route.fulfill(json=bill))
     page = context.new_page()
     page.goto(f"{browsing.url}/bill/emma")
@@ -147,6 +178,7 @@ def test_after_a_rollback_the_bill_is_the_one_that_counts_now(browsing: Browsing
 def test_a_page_whose_server_is_gone_does_not_look_live_and_finds_it_again(browsing: Browsing, layout: Layout) -> None:
     stage, port = Stage(layout, customers=0, rich=False), free_port()
     stage.open()
+    stage.clock.time_us = NOW_US
     stage.use("emma", "message", 3)
     stage.begin()
     page = browsing.context().new_page()
@@ -158,7 +190,9 @@ def test_a_page_whose_server_is_gone_does_not_look_live_and_finds_it_again(brows
         expect(sign).to_have_attribute("data-kind", "lost", timeout=15_000)
         expect(sign).to_contain_text(re.compile(r"No connection · [\d.]+ s old"))
         expect(page.locator(".as-of")).to_be_visible()
+        stage.use("emma", "message", 2)
         with serving(layout.root, port=port):
+            expect(page.locator("#amount")).to_have_text("€0.50", timeout=15_000)
             expect(sign).to_have_attribute("data-kind", "live", timeout=15_000)
     finally:
         stage.kill()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stateside.core.extras import lazy
 
 if TYPE_CHECKING:
+    from stateside.serving.changes.sse import EVENTS
     from stateside.serving.extension import Extension
     from stateside.serving.pages.page import Page
     from stateside.serving.rows.floor import Floor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from stateside.serving.rows.view_readers import ViewAnswer, ViewReader
     from stateside.serving.sql.archive_tables import GatedTable
     from stateside.serving.stamp import Stamp, iso_time, parse_time
+    from stateside.serving.web.changes_routes import composed_stream
     from stateside.serving.web.request import Request
     from stateside.serving.web.response import JSON, File, Response, StreamResponse, stamped
     from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, whole
@@ -26,6 +28,7 @@ else:
     __getattr__ = lazy(
         __name__,
         {
+            "stateside.serving.changes.sse": ["EVENTS"],
             "stateside.serving.extension": ["Extension"],
             "stateside.serving.pages.page": ["Page"],
             "stateside.serving.rows.floor": ["Floor"],
@@ -34,6 +37,7 @@ else:
             "stateside.serving.rows.view_readers": ["ViewAnswer", "ViewReader"],
             "stateside.serving.sql.archive_tables": ["GatedTable"],
             "stateside.serving.stamp": ["Stamp", "iso_time", "parse_time"],
+            "stateside.serving.web.changes_routes": ["composed_stream"],
             "stateside.serving.web.request": ["Request"],
             "stateside.serving.web.response": ["JSON", "File", "Response", "StreamResponse", "stamped"],
             "stateside.serving.web.route": ["FLOOR", "KEY", "Body", "Parameter", "Route", "whole"],
@@ -41,6 +45,7 @@ else:
     )
 
 __all__ = [
+    "EVENTS",
     "FLOOR",
     "JSON",
     "KEY",
@@ -59,6 +64,7 @@ __all__ = [
     "StreamResponse",
     "ViewAnswer",
     "ViewReader",
+    "composed_stream",
     "iso_time",
     "not_whole",
     "parse_time",

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing import money as pipeline_money
-from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, fold
+from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, QUANTITY_MAX, AuditCycle, fold, periods, read_version
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.money_macros import MINOR_MICROS, TIERS_TYPE
-from stateside.billing.audit.reference_data import QUANTITY_MAX, AuditCycle, periods, read_version
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle as PipelineCycle
 from stateside.billing.model import FUTURE_US_MAX as PIPELINE_FUTURE_US_MAX

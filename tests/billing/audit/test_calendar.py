@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateside.billing.audit.reference_data import AuditCycle, AuditPeriod, periods
+from stateside.billing.audit.fold import AuditCycle, AuditPeriod, periods
 from tests.billing.audit.books import us
 
 BERLIN = AuditCycle("month", "Europe/Berlin", 1)

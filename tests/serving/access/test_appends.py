@@ -14,6 +14,7 @@ from stateside.journal import Event, FileLog
 from stateside.serving.access.principal import OPERATOR, Appends, Principal, check_appends
 from stateside.serving.access.tokens import Issuer, holder_of
 from stateside.serving.access.verifier import Verifier
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.request import Request
@@ -28,7 +29,8 @@ def holder(**more: Any) -> Principal:
 
 def post(layout: Layout, who: Principal, *events: dict[str, Any]) -> None:
     (route,) = event_routes(layout)
-    request = Request((), (), {}, ViewReaders(layout), who, body=json.dumps({"events": events}).encode())
+    views = ViewReaders(layout)
+    request = Request((), (), {}, views, Feeds(views), who, body=json.dumps({"events": events}).encode())
     route.check(who, ())
     asyncio.run(route.handler(request))  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from stateside.core.errors import RouteUnknown
 from stateside.core.layout import Layout
 from stateside.serving.access.hosts import security_headers
 from stateside.serving.access.principal import OPERATOR, customer
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.pages.assets import Assets
 from stateside.serving.pages.routes import page_routes, rendered
 from stateside.serving.rows.view_readers import ViewReaders
@@ -38,7 +39,8 @@ def assets() -> Assets:
 
 def asked(assets: Assets, layout: Layout, version: str, name: str, **headers: str) -> Response:
     route = next(each for each in page_routes(assets) if each.pattern.startswith("/assets"))
-    request = Request((version, name), (), {}, ViewReaders(layout), headers=headers)
+    views = ViewReaders(layout)
+    request = Request((version, name), (), {}, views, Feeds(views), headers=headers)
 
     async def answer() -> Response:
         return await route.handler(request)

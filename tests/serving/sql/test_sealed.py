@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stateside.archive import ArchiveTable, TableSpec
-from stateside.billing.answers.available_documents import sql_tables
+from stateside.billing.answers.document_store import sql_tables
 from stateside.core.errors import AccessDenied, ArchiveAway, SqlInvalid
 from stateside.core.layout import Layout
 from stateside.serving.access.principal import Principal

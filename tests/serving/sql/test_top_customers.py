@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from stateside.billing.answers.available_documents import Gate, sql_tables
-from stateside.billing.answers.document_store import followed
+from stateside.billing.answers.document_store import Gate, followed, sql_tables
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals
 from stateside.billing.calendar import Cycle

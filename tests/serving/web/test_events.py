@@ -23,6 +23,7 @@ from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.nodes import NodeWriter
 from stateside.journal.payload import ViewFields, keep_fields
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web import event_routes as event_routes_module
 from stateside.serving.web.event_routes import EVENTS_MAX, Appender, event_routes
@@ -45,7 +46,8 @@ async def stored_at(made: Appender, events: Sequence[Event], untimed: Collection
 def post(layout: Layout, document: bytes) -> dict[str, Any]:
     """What the handler says to this body."""
     (route,) = event_routes(layout)
-    request = Request((), (), {}, ViewReaders(layout), body=document)
+    views = ViewReaders(layout)
+    request = Request((), (), {}, views, Feeds(views), body=document)
     return dict(asyncio.run(route.handler(request)).document)  # type: ignore[arg-type]
 
 

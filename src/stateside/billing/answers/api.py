@@ -7,29 +7,32 @@ documents, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 from stateside.billing.answers import explain
-from stateside.billing.answers.audits import Audits
-from stateside.billing.answers.available_documents import Archived, DocumentArchive, Gate
-from stateside.billing.answers.bills import BillPeriod, bill, bill_periods
-from stateside.billing.answers.document_store import Document, DocumentStore, followed
-from stateside.billing.answers.explain import Behind, Explainer
+from stateside.billing.answers.bills import BillPeriod, bill, bill_event, bill_periods
+from stateside.billing.answers.document_store import Archived, Document, DocumentArchive, DocumentStore, Gate, followed
+from stateside.billing.answers.explain import Behind, Explainer, PeriodTrend
 from stateside.billing.answers.letters import DeadLetterReader
+from stateside.billing.answers.pace import Paces, label_before
 from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, TotalsPart, all_totals, period_totals
-from stateside.billing.answers.trend import Paces, PeriodTrend, label_before
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.invoicing.plan_file import load_plans, plan_file
 from stateside.billing.model import APPLICATION, VIEW
-from stateside.core import Layout, Storage
-from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
+from stateside.billing.plans.file import load_plans, plan_file
+from stateside.core import Clock, JsonFile, Layout, Storage, SystemClock, processes, try_lock
+from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown, StatesideError
 from stateside.journal import open_journal
 from stateside.serving import (
+    EVENTS,
     FLOOR,
     JSON,
     File,
@@ -41,6 +44,8 @@ from stateside.serving import (
     Stamp,
     ViewAnswer,
     ViewReader,
+    composed_stream,
+    iso_time,
     not_whole,
     stamped,
     whole,
@@ -66,6 +71,7 @@ def routes(layout: Layout) -> list[Route]:
     api = Api(layout)
     bill = "every period of a customer with its state: draft, sealed, corrected"
     document = "one invoice or note; NUMBER.pdf is for people"
+    changes = "a customer's bill, and from then on the periods that every batch changes, as server-sent events"
     behind = "the very events behind one period's balance, adding up to it"
     course = "what each day of a period added to the bill, and a forecast of the amount at its end"
     periods = "all periods that there are, oldest first, with their totals as /totals has them; each plan's currency"
@@ -78,6 +84,7 @@ def routes(layout: Layout) -> list[Route]:
     letters = "events that break a rule: counted by reason, and a page of them"
     return [
         Route("/v1/customers/{customer}/bill", api.bill, bill, "customer", FLOOR),
+        Route("/v1/customers/{customer}/bill/changes", api.changes, changes, "customer", FLOOR, kinds=(EVENTS,)),
         Route("/v1/customers/{customer}/bill/explain", api.explain, behind, "customer", (*_PERIOD, *_PAGE, *FLOOR)),
         Route("/v1/customers/{customer}/bill/course", api.course, course, "customer", (*_WHICH, *FLOOR)),
         Route("/v1/customers/{customer}/invoices", api.invoices, "a customer's invoices and notes", "customer", FLOOR),
@@ -114,7 +121,23 @@ class Api:
 
     async def bill(self, request: Request) -> Response:
         (customer,) = request.parts
-        answer, documents, archived = await self._of_customer(request, customer)
+        return await self._bill(await self._reader(request), customer, request.floor())
+
+    async def changes(self, request: Request) -> Response:
+        """The bill as a stream; only its start has a floor."""
+        (customer,) = request.parts
+        reader, floor, sent = await self._reader(request), request.floor(), None
+
+        async def compose() -> tuple[str, Mapping[str, Any]] | None:
+            nonlocal floor, sent
+            before, sent = sent, (await self._bill(reader, customer, floor)).document
+            floor = Floor()
+            return bill_event(before, sent)
+
+        return await composed_stream(request, reader, [customer], compose)
+
+    async def _bill(self, reader: ViewReader, customer: str, floor: Floor) -> Response:
+        answer, documents, archived = await self._of_customer(reader, customer, floor)
         return _marked(archived, bill(customer, answer.rows, documents, self._plans))
 
     async def explain(self, request: Request) -> Response:
@@ -134,7 +157,8 @@ class Api:
     async def invoices(self, request: Request) -> Response:
         """The customer's documents."""
         (customer,) = request.parts
-        _, documents, archived = await self._of_customer(request, customer)
+        reader = await self._reader(request)
+        _, documents, archived = await self._of_customer(reader, customer, request.floor())
         shown = [_shown(request, document) for document in documents]
         return _marked(archived, {"customer": customer, "documents": shown})
 
@@ -233,7 +257,8 @@ class Api:
         """The customer, the requested period, and the events behind the period."""
         (customer,) = request.parts
         parameters = request.parameters
-        answer, documents, archived = await self._of_customer(request, customer)
+        reader = await self._reader(request)
+        answer, documents, archived = await self._of_customer(reader, customer, request.floor())
         periods = bill_periods(answer.rows, documents, self._plans)
         label, currency = parameters.get("period"), parameters.get("currency")
         if not any(label in (None, one.period.label) and currency in (None, one.currency) for one in periods):
@@ -264,10 +289,10 @@ class Api:
     def _cycles(self) -> dict[str, Cycle]:
         return {name: plan.cycle for name, plan in self._plans.all().items()}
 
-    async def _of_customer(self, request: Request, customer: str) -> tuple[ViewAnswer, list[Document], Archived]:
-        """The customer's live rows, and the documents that count: read after the rows, see `available_documents`."""
-        floor = request.floor()
-        reader = await self._reader(request)
+    async def _of_customer(
+        self, reader: ViewReader, customer: str, floor: Floor
+    ) -> tuple[ViewAnswer, list[Document], Archived]:
+        """The customer's live rows, and the documents that count: read after the rows, see `document_store`."""
         answer = await reader.rows([customer], floor)
         gate = Gate.of(answer.stamp)
         documents, archived = await self._documents.read(
@@ -329,3 +354,109 @@ def _page(request: Request) -> tuple[int, int]:
     if limit == 0:
         raise RequestInvalid(f"The parameter limit is 0, not a whole number from 1 to {PAGE_MAX}")
     return -1 if after is None else after, PAGE_DEFAULT if limit is None else limit
+
+
+AUDIT_S_MAX: Final = 3_600
+TEXT_CHARS_MAX: Final = 20_000
+LOOK_S_MAX: Final = 0.25  # a check holds its shared lock for less than this
+_TRY_S: Final = 0.01
+_FOUND_NOTHING, _FOUND_SOMETHING = 0, 1  # the command's exit codes; any other means that the audit did not finish
+
+_RESULT: JsonFile[dict[str, Any]] = JsonFile("The result of the audit", dict, dict)
+log = logging.getLogger(__name__)
+
+
+class Audits:
+    """Audits started over HTTP: one at a time, in a child process that runs `stateside audit`.
+
+    An audit changes nothing but the auditor's own ledger, so an audit is safe at any time. The last result is in a
+    file, for every worker and for the next server. If the file cannot be written, the error is logged, and only the
+    worker that ran the audit reports the result.
+
+    A running audit holds an exclusive lock; a check whether an audit runs takes a shared lock for a moment, and `start`
+    waits for that.
+
+        audit/last.json     {"began": "2026-01-31T…Z", "ended": "…Z", "ok": true, "text": "events  1,234 = …"}
+    """
+
+    def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
+        self._layout, self._clock = layout, clock or SystemClock()
+        self._last, self._lock = layout.audit / "last.json", layout.audit / ".asked.lock"
+        self._running: set[asyncio.Task[None]] = set()
+        # the last result of this worker, if its file could not be written
+        self._unwritten: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Whether an audit started over HTTP runs, in any worker, and the last result; None before the first."""
+        return {"running": self._is_running(), "last": self._read()}
+
+    async def start(self) -> dict[str, Any]:
+        """Start an audit, unless one runs."""
+        self._layout.audit.mkdir(parents=True, exist_ok=True)
+        lock = await self._locked()
+        if lock is not None:
+            task = asyncio.get_running_loop().create_task(self._run(lock))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return {"running": True, "last": self._read()}
+
+    async def _run(self, lock: int) -> None:
+        try:
+            began = iso_time(self._clock.now_us())
+            ok, text = await self._audit()
+            self._write({"began": began, "ended": iso_time(self._clock.now_us()), "ok": ok, "text": _cut(text)})
+        finally:
+            os.close(lock)
+
+    async def _locked(self) -> int | None:
+        """The exclusive lock; None if another audit holds the lock, after waiting LOOK_S_MAX for shared locks."""
+        deadline_s = time.monotonic() + LOOK_S_MAX
+        while (lock := try_lock(self._lock)) is None and time.monotonic() <= deadline_s:
+            await asyncio.sleep(_TRY_S)
+        return lock
+
+    def _write(self, found: dict[str, Any]) -> None:
+        try:
+            _RESULT.write(self._last, found)
+            self._unwritten = None
+        except (OSError, StatesideError) as error:
+            log.error("What the audit said cannot be written to %s: %s", self._last, error)
+            self._unwritten = found
+
+    async def _audit(self) -> tuple[bool | None, str]:
+        """The command's verdict and output; None as verdict if the audit did not finish."""
+        command = [sys.executable, "-m", "stateside", "audit", str(self._layout.root)]
+        try:
+            code, output, errors = await processes.run(command, AUDIT_S_MAX)
+        except TimeoutError:
+            return None, f"The audit took more than {AUDIT_S_MAX} s, and was ended"
+        except OSError as error:
+            log.error("The audit cannot be run: %s", error)
+            return None, f"The audit cannot be run: {error.strerror or error}"
+        if code in (_FOUND_NOTHING, _FOUND_SOMETHING) and output.strip():
+            return code == _FOUND_NOTHING, output.strip()
+        return None, errors.strip() or f"The audit ended with {code}"
+
+    def _is_running(self) -> bool:
+        if not self._lock.exists():
+            return False
+        lock = try_lock(self._lock, shared=True)
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
+
+    def _read(self) -> dict[str, Any] | None:
+        """The last result: from the file, unless a newer one could not be written."""
+        try:
+            written = _RESULT.read_if_valid(self._last)
+        except OSError:
+            written = None
+        known = [found for found in (written, self._unwritten) if found is not None]
+        return max(known, key=lambda found: str(found.get("ended")), default=None)
+
+
+def _cut(text: str) -> str:
+    more = len(text) - TEXT_CHARS_MAX
+    ending = f"\n… and {more:,} characters more, which `stateside audit` prints"
+    return text if more <= 0 else text[:TEXT_CHARS_MAX] + ending

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stateside.billing.answers.document_store import Document, Line
 from stateside.billing.answers.period_names import PublishedPlans
@@ -80,6 +80,34 @@ def bill(
         "periods": [period.as_dict() | {"time_zone": _time_zone(period, plans)} for period in periods],
         "totals": [_total(currency, group) for currency, group in _by_currency(periods)],
     }
+
+
+PERIOD_KEY: Final = ("period", "period_end", "currency")
+
+
+def bill_event(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The event that turns a subscriber's bill into this one, both with stamp and archive; None without news.
+
+        snapshot   the bill, and "last": true
+        changes    {"stamp", "archive", "totals", "after", "changed": [period…], "removed": [key…], "last": true}
+
+    A subscriber replaces whole periods, by their PERIOD_KEY, and computes no amounts. Without periods, `changes` says
+    that the bill is the same at a later batch, or that the availability of documents changed.
+    """
+    if before is None:
+        return "snapshot", {**now, "last": True}
+    known, found = ({_key(period): period for period in one["periods"]} for one in (before, now))
+    changed = [period for key, period in found.items() if known.get(key) != period]
+    removed = [dict(zip(PERIOD_KEY, key, strict=True)) for key in known if key not in found]
+    stamps = [(one["stamp"].replica, one["stamp"].batch) for one in (before, now)]
+    if not changed and not removed and stamps[0] == stamps[1] and before["archive"] == now["archive"]:
+        return None
+    head = {name: now[name] for name in ("stamp", "archive", "totals")} | {"after": before["stamp"].batch}
+    return "changes", {**head, "changed": changed, "removed": removed, "last": True}
+
+
+def _key(period: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(period[name] for name in PERIOD_KEY)
 
 
 def bill_periods(

@@ -8,6 +8,12 @@ event), in the journal's order, line by line.
 
 So the amounts add up to the line's by construction, and a page stays true: the content at an offset does not change
 when more events arrive. Pages may therefore be read at different batches.
+
+The *course* of a period (`PeriodTrend`) has the amount and number of these events day by day. Days are in the plan's
+time zone, and an event counts on the day of its event time, not of its arrival. The *forecast* extrapolates calls,
+messages and data at the daily rate so far, and prices the quantities by the plan, with its allowance and tiers.
+Packages, fees and credits stay as they are: more of them may or may not come. *So far* is up to the job's clock, which
+is its newest event's time. In the first tenth of a period there is no forecast.
 """
 
 from __future__ import annotations
@@ -16,16 +22,21 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.answers.bills import BillPeriod
+from stateside.billing.answers.bills import BillPeriod, rounding_of
 from stateside.billing.answers.document_store import Line
+from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.book.book import Book, BookKeeper
-from stateside.billing.model import CLOCK
+from stateside.billing.calendar import Period
+from stateside.billing.model import CLOCK, GRACE_US
+from stateside.billing.money import checked, round_micros
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
 from stateside.core import Position
 from stateside.core.errors import StateError
@@ -94,7 +105,7 @@ class Explainer:
 
         StateError, with the first difference, if the events do not add up to the bill.
         """
-        # An invoice may count ahead of the position, with all of its events (see `available_documents`).
+        # An invoice may count ahead of the position, with all of its events (see `document_store`).
         stop = max([self._journal.offset_at(position), *(document.sealed_position for document in period.documents)])
         with self._lock:
             events = self._events(customer, stop)
@@ -259,3 +270,83 @@ def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None, offse
         "events": [event.as_dict(offset) for event in shown],
         "cursor": None if more is None else offset(more),
     }
+
+
+GOES_ON: Final = ("call", "message", "data")
+FORECAST_FROM: Final = 0.1  # of the period
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodTrend:
+    """The course of a period. `now_us` is within the period; `forecast_micros` is None without a forecast."""
+
+    period: BillPeriod
+    zone: str
+    now_us: int
+    days: Sequence[tuple[date, int, int]]  # each day so far: its amount and its number of events
+    forecast_micros: int | None
+
+    @classmethod
+    def of(cls, period: BillPeriod, behind: Sequence[Behind], plans: PublishedPlans, watermark_us: int) -> PeriodTrend:
+        """The course of a bill's period with these events, as of this watermark."""
+        zone = plans.get(period.lines[0].plan).cycle.time_zone
+        now_us = _now_us(period, behind, watermark_us)
+        added: dict[date, list[int]] = defaultdict(lambda: [0, 0])
+        for event in behind:
+            day = added[_day(event.time_us, zone)]
+            day[0] += event.amount_micros
+            day[1] += 1
+        until = max([_day(now_us - 1, zone), *added])
+        days = [(day, added[day][0], added[day][1]) for day in _days(period.period, zone) if day <= until]
+        return cls(period, zone, now_us, days, _forecast_micros(period, plans, now_us))
+
+    def as_dict(self) -> dict[str, Any]:
+        period = self.period.period
+        return {
+            "period": period.label,
+            "currency": self.period.currency,
+            "state": self.period.state,
+            "time_zone": self.zone,
+            "period_start": iso_time(period.start_us),
+            "period_end": iso_time(period.end_us),
+            "now": iso_time(self.now_us),
+            "days": [{"day": str(day), "amount_micros": micros, "events": n} for day, micros, n in self.days],
+            "days_in_period": sum(1 for _ in _days(period, self.zone)),
+            "amount_micros": self.period.amount_micros,
+            "charged_micros": self.period.charged_micros,
+            "forecast_micros": self.forecast_micros,
+        }
+
+
+def _now_us(period: BillPeriod, behind: Sequence[Behind], watermark_us: int) -> int:
+    """The time of the job's clock, within the period: the watermark lags the newest event by the grace period."""
+    start_us, end_us = period.period.start_us, period.period.end_us
+    if period.state != "draft":
+        return end_us
+    newest_us = max((event.time_us for event in behind), default=start_us)
+    return min(end_us, max(start_us + 1, newest_us, watermark_us + GRACE_US))
+
+
+def _forecast_micros(period: BillPeriod, plans: PublishedPlans, now_us: int) -> int | None:
+    start_us, end_us = period.period.start_us, period.period.end_us
+    passed_us = now_us - start_us
+    if period.state != "draft" or passed_us < FORECAST_FROM * (end_us - start_us):
+        return None
+    total = 0
+    for line in period.lines:
+        goes_on = line.type in GOES_ON
+        quantity = line.quantity * (end_us - start_us) // passed_us if goes_on else line.quantity
+        total += plans.get(line.plan).amount_micros(line.type, quantity)
+    return round_micros(checked(total), period.currency, rounding_of(period.lines, plans))
+
+
+def _days(period: Period, zone: str) -> Iterator[date]:
+    day, last = _day(period.start_us, zone), _day(period.end_us - 1, zone)
+    while day <= last:
+        yield day
+        day += timedelta(days=1)
+
+
+def _day(time_us: int, zone: str) -> date:
+    return (_EPOCH + timedelta(microseconds=time_us)).astimezone(ZoneInfo(zone)).date()

@@ -4,7 +4,7 @@ Why every answer is right, also while periods are being sealed:
 
 1. The live part is the view's rollup, in one snapshot of the replica, at a batch N.
 2. The documents are read afterwards, and only documents that pass the gate of N's position and watermark count:
-   `available_documents` explains why every event then counts once.
+   `document_store` explains why every event then counts once.
 
 The archive's part is cached by file (see `archive.table_reader`): a file is summed once, on the first request for one
 of its periods. An answer then adds up one row for each plan and type of a file's invoices, and one for each line of its
@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import DataFile, FollowedTable
-from stateside.billing.answers.available_documents import ON_TIME, Gate
+from stateside.billing.answers.document_store import ON_TIME, Gate
 from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.invoicing.documents import INVOICE
 from stateside.billing.money import checked

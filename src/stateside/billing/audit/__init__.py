@@ -12,8 +12,7 @@ An audit is for one batch of the view `bill`: the batch of the replica's snapsho
 `account_laws` and `document_laws` state the laws, `live_answers` and `answer_sums` examine a running server.
 """
 
-from stateside.billing.audit.auditor import LAWS, Audit, audit, live_rows
-from stateside.billing.audit.balance import Balance
+from stateside.billing.audit.auditor import LAWS, Audit, Balance, audit, live_rows
 from stateside.billing.audit.found import Live, LiveBatch
 from stateside.billing.audit.live_answers import recheck
 

@@ -33,11 +33,11 @@ import pyarrow.compute as pc
 from stateside.billing.book.accounts import NONE, SCHEMA, Accounts, newest
 from stateside.billing.book.plan_rules import Assignment, Fold, Reference, Refused
 from stateside.billing.book.texts import Bools, Hashes, Longs, Texts, text_hashes
-from stateside.billing.model import ASSIGN, PLAN
+from stateside.billing.model import ASSIGN, PLAN, VIEW
 from stateside.billing.plans.plan import PlanVersion
-from stateside.core import write_atomically
+from stateside.core import Layout, write_atomically
 from stateside.core.errors import StateError
-from stateside.journal import DurableEnd, Log, payload_columns
+from stateside.journal import DurableEnd, Log, open_journal, payload_columns
 
 _PAYLOAD = pa.schema([("plan", pa.string()), ("effective_us", pa.int64()), ("holder", pa.string())])
 
@@ -437,3 +437,9 @@ def _columns(batch: pa.RecordBatch, offsets: Longs) -> pa.RecordBatch:
     names = [batch.column(name) for name in ("id", "entity", "type")]
     appended, payload = batch.column("appended").cast(pa.int64()), batch.column("payload")
     return pa.RecordBatch.from_arrays([pa.array(offsets), *names, appended, payload], schema=_COLUMNS)
+
+
+def current_book(layout: Layout) -> Book:
+    """Plans and assignments as of the journal's end."""
+    journal = open_journal(layout.journal).log()
+    return BookKeeper(journal, layout.view(VIEW).root / "book").at(journal.end().one())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
 
-from stateside.billing.book.book import Book, BookKeeper
+from stateside.billing.book.book import Book, current_book
 from stateside.billing.book.plan_rules import Fold, Reference
 from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, assignment
 from stateside.billing.plans.plan import PlanVersion, plan_event
@@ -21,7 +21,6 @@ from stateside.journal import Event, open_journal
 from stateside.serving import iso_time
 
 MARGIN_US: Final = 10_000_000  # safety margin for the time between check and append
-_VIEW: Final = "bill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,6 @@ class Assigned:
 
     receipt: Position
     effective_us: int
-
-
-def current_book(layout: Layout) -> Book:
-    """Plans and assignments as of the journal's end."""
-    journal = open_journal(layout.journal).log()
-    return BookKeeper(journal, layout.view(_VIEW).root / "book").at(journal.end().one())
 
 
 def publish(layout: Layout, version: PlanVersion, clock: Clock | None = None) -> Published:

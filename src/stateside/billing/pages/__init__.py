@@ -17,6 +17,6 @@ PAGES = (
 )
 EXTENSION: Final = Extension(
     routes=("stateside.billing.answers.api:routes",),
-    tables=("stateside.billing.answers.available_documents:sql_tables",),
+    tables=("stateside.billing.answers.document_store:sql_tables",),
     pages=("stateside.billing.pages",),
 )

@@ -25,6 +25,13 @@
 
 Prices are strings, in units of the currency, with at most six decimals. `up_to` counts a period's whole quantity,
 including the free part. Usage without a price is refused. Credit needs no price.
+
+The view's `plans.json` has the versions that rows and documents refer to, for readers without the journal:
+
+    {"basic@3": the version's payload, as in its publication, …}
+
+The file only ever grows. The sink extends it, and the view's table of functions with the prices, before Spark commits
+the first batch that refers to a version.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -41,7 +49,9 @@ from stateside.billing.model import NAMED_TYPES, USAGE_TYPES
 from stateside.billing.money import MICROS_DIGITS, MICROS_PER_UNIT
 from stateside.billing.plans.plan import CREDIT, PlanVersion, plan_event
 from stateside.billing.plans.tiers import Tier, Tiers
-from stateside.core.errors import PlanInvalid
+from stateside.core import JsonFile, ViewLayout
+from stateside.core.errors import CheckpointInvalid, PlanInvalid
+from stateside.views import extend_functions
 
 __all__ = ["CREDIT", "PlanVersion", "parse_plan", "plan_event"]
 
@@ -167,3 +177,30 @@ def _whole(value: object, least: int, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PlanInvalid(f"{what} is {value!r}, not a whole number from {least} on")
     return value
+
+
+_PLANS: JsonFile[dict[str, PlanVersion]] = JsonFile(
+    "The plans of the view",
+    lambda document: {id_: PlanVersion.from_payload(payload) for id_, payload in document.items()},
+    lambda plans: {id_: plan.as_payload() for id_, plan in sorted(plans.items())},
+    damage=CheckpointInvalid,
+    next_step="Restore this file from a copy, or delete it: the view's sink writes it again at its next batch",
+)
+
+
+def plan_file(places: ViewLayout) -> Path:
+    return places.root / "plans.json"
+
+
+def load_plans(places: ViewLayout) -> dict[str, PlanVersion]:
+    """The versions by id; empty before the first batch. CheckpointInvalid if the file is damaged."""
+    return _PLANS.read(plan_file(places)) or {}
+
+
+def extend_plans(places: ViewLayout, plans: Mapping[str, PlanVersion]) -> None:
+    """Add these versions to both files, written only if one is new. The view's sink is the only writer."""
+    entries = [entry for plan in plans.values() for entry in plan.table_entries().items()]
+    extend_functions(places.functions, dict(entries))
+    known = load_plans(places)
+    if plans.keys() - known.keys():
+        _PLANS.write(plan_file(places), {**known, **plans})

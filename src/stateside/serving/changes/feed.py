@@ -52,11 +52,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A queued item: bytes to send. Nothing follows the `last`; after `behind` the watcher reads the history itself."""
+    """A queued item: bytes to send. Nothing follows the `last`; after `behind` the watcher reads the history itself.
+
+    `changed` are a batch's changes; other items only keep the watcher informed.
+    """
 
     content: bytes
     last: bool = False
     behind: bool = False
+    changed: bool = False
 
 
 BEHIND = Item(b"", behind=True)
@@ -103,7 +107,7 @@ class Watcher:
         if content is None:
             return True
         self.named = batch.batch
-        return self.cut_by(content) if isinstance(content, StatesideError) else self.put(Item(content))
+        return self.cut_by(content) if isinstance(content, StatesideError) else self.put(Item(content, changed=True))
 
     def put(self, item: Item) -> bool:
         """Queue an item; False if the queue is full and the watcher is cut off."""

@@ -27,7 +27,7 @@ from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.store import Snapshot
 from stateside.serving.stamp import Stamp
 
-KIND = "text/event-stream"
+EVENTS = "text/event-stream"
 RETRY_MS = 1_000  # how long a client waits before reconnecting
 
 _ID = re.compile(r"([0-9]{1,18})-([!-~]{0,8})")
@@ -73,7 +73,7 @@ class EventId:
         return found
 
 
-def event(kind: str, document: Mapping[str, Any], id_: EventId | None = None) -> bytes:
+def event(kind: str, document: Mapping[str, Any] | orjson.Fragment, id_: EventId | None = None) -> bytes:
     """One event. JSON contains no line ends, so the data is one line."""
     head = f"event: {kind}\n" if id_ is None else f"event: {kind}\nid: {id_}\n"
     return b"".join((head.encode(), b"data: ", orjson.dumps(document), b"\n\n"))

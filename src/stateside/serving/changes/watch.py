@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from stateside.core.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.serving.changes.feed import POLL_S, Feed, Watcher, cut
-from stateside.serving.changes.pages import GONE, ChangePages, ChangesPage, RowsPage
+from stateside.serving.changes.feed import POLL_S, Feed, Item, Watcher, cut
+from stateside.serving.changes.pages import GONE, ChangePages, ChangesPage, RowsPage, stamped
 from stateside.serving.changes.sse import OPENING, EventId, Json, told
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.rows.floor import Floor
@@ -193,6 +193,57 @@ class Watch:
             return False
         finally:
             self._feed.leave(watcher)
+
+
+COMPOSED_S = 5.0  # between two compositions without a change of the rows
+Compose = Callable[[], Awaitable[bytes]]
+
+
+async def composed(feed: Feed, question: Subscription, first: bytes, compose: Compose) -> AsyncGenerator[bytes]:
+    """The stream of events that an application composes from a subscription's rows and other data, after the `first`.
+
+    `compose` returns the next event, at the replica's newest batch; empty, if the subscriber has all of that. It is
+    called once joined, after each batch that changes one of the rows, and every COMPOSED_S as long as batches follow,
+    since the other data may have changed. Every second the subscriber gets a pulse.
+    """
+    yield OPENING + first
+    is_last = False
+    try:
+        while not is_last:
+            watcher = await _joined(feed, question)
+            try:
+                async for item, content in _composed(watcher, compose):
+                    is_last = item.last
+                    if content:
+                        yield content
+            finally:
+                feed.leave(watcher)
+    except StatesideError as error:
+        yield cut(error)
+
+
+async def _joined(feed: Feed, question: Subscription) -> Watcher:
+    """A watcher from the newest batch on: a read after this call misses none of the watcher's changes."""
+    while True:
+        with feed.reader.replica.snapshot() as snapshot:
+            _, stand = stamped(feed.reader, snapshot)
+        watcher = Watcher(question, stand, pulsed=True)
+        if feed.join(watcher):
+            return watcher
+        await asyncio.sleep(POLL_S)  # the feed has not yet polled this newest batch
+
+
+async def _composed(watcher: Watcher, compose: Compose) -> AsyncGenerator[tuple[Item, bytes]]:
+    """Each item of a watcher, with the bytes to send, up to the item that ends the feed or marks a gap."""
+    item, due, at, at_s = Item(b""), True, watcher.stand, 0.0
+    while not item.last and not item.behind:
+        moved = watcher.stand != at and time.monotonic() - at_s >= COMPOSED_S
+        if watcher.idle and (due or moved):
+            due, at, at_s = False, watcher.stand, time.monotonic()
+            yield item, await compose()
+        item = await watcher.next()
+        due = due or item.changed
+        yield item, b"" if item.changed else item.content
 
 
 def _reset(error: StatesideError) -> bytes:

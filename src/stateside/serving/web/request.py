@@ -28,6 +28,7 @@ from stateside.core.positions import OFFSET_MAX, Position
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.changes.feed import Feeds
 from stateside.serving.health.logs import Trace
 from stateside.serving.rows.floor import AsOf, Floor
 from stateside.serving.rows.node_receipts import Sought
@@ -60,6 +61,7 @@ class Request:
     keys: tuple[str, ...]
     parameters: Mapping[str, str]
     views: ViewReaders
+    feeds: Feeds
     holder: Principal = OPERATOR
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""

@@ -12,9 +12,7 @@ import { facts, refresh, trouble } from "./parts.js";
 import { periodsCard } from "./periods.js";
 import { periodName, periodSpan, quantity, slotOf, typeName } from "./usage.js";
 
-const BILL_MS = 400; // between two questions for the bill, at least
 const COURSE_MS = 3_000;
-const LOOK_MS = 5_000; // a note may come for a closed period without any change of an open one
 const REFUSED = [400, 403, 404]; // it would be the same the next time
 const SPOKEN_MS = 20_000; // screen readers are told a new amount no more often
 
@@ -29,10 +27,11 @@ async function showBill(customer) {
 
 class BillPage {
   constructor(customer, address) {
-    Object.assign(this, { customer, address, bill: null, course: null, change: null, billAskedMs: 0, courseAskedMs: 0, spokenMs: 0 });
+    Object.assign(this, { customer, address, bill: null, streamed: null, course: null, courseAskedMs: 0, spokenMs: 0 });
     this.live = new Live({
-      address: `/v1/views/bill/changes?key=${encodeURIComponent(customer)}&pulse=1`,
-      changed: (stamp) => this.due(stamp),
+      address: `${address}/bill/changes`,
+      parse: JSON.parse, // as the bill itself is read
+      changed: (told, kind) => this.take((this.streamed = kind === "snapshot" ? told : changedBy(told, this.streamed))),
       poll: async (signal) => {
         const [bill, { views }] = await Promise.all([this.askBill(signal), ask("/v1/views", { signal })]);
         return { stamp: bill.stamp, job: views.find(({ view }) => view === "bill") };
@@ -70,55 +69,36 @@ class BillPage {
   }
 
   async start() {
-    await this.look();
+    await this.askBill(AbortSignal.timeout(ANSWER_MS_MAX)).catch((error) => (this.refused = REFUSED.includes(error.status)));
     this.sign.hidden = this.refused; // nothing is fresh, and nothing will be
     if (this.refused) return;
     this.live.start();
     setInterval(() => this.tick(), 1_000);
   }
 
-  /** Something changed in the batch of this stamp: until a bill shows it, what is shown is old. */
-  due(stamp) {
-    this.change = stamp;
-    this.live.behindMs ??= Date.now();
-    this.look();
-  }
-
   tick() {
-    const batch = this.live.stamp?.batch;
-    const moved = batch !== undefined && batch !== this.bill?.stamp.batch && Date.now() - this.billAskedMs > LOOK_MS;
-    if (document.hidden) return;
-    if (moved || this.live.behindMs || !this.bill) this.look();
-    else if (this.course?.stamp.batch !== this.bill.stamp.batch) this.lookAtCourse();
-  }
-
-  /** Ask for the bill, one question at a time and not too often, and show it. */
-  async look() {
-    if (this.looking) return;
-    this.looking = true;
-    await new Promise((done) => setTimeout(done, Math.max(0, this.billAskedMs + BILL_MS - Date.now())));
-    const { change } = this;
-    try {
-      await this.askBill(AbortSignal.timeout(ANSWER_MS_MAX));
-      trouble(this.trouble, null);
-      this.lookAtCourse();
-    } catch (error) {
-      this.refused = !this.bill && REFUSED.includes(error.status);
-      trouble(this.trouble, error, this.bill ? "The bill cannot be brought up to date" : "The bill cannot be shown");
-    }
-    this.looking = false;
-    if (change !== this.change && this.live.behindMs) this.look(); // it came while the bill was on its way
+    if (!document.hidden && this.course?.stamp.batch !== this.bill?.stamp.batch) this.lookAtCourse();
   }
 
   async askBill(signal) {
-    this.billAskedMs = Date.now();
-    const bill = await ask(`${this.address}/bill`, { signal });
-    if (isBefore(bill.stamp, this.bill?.stamp)) return bill; // another worker, a moment behind
+    try {
+      const bill = await ask(`${this.address}/bill`, { signal });
+      this.take(bill);
+      return bill;
+    } catch (error) {
+      trouble(this.trouble, error, this.bill ? "The bill cannot be brought up to date" : "The bill cannot be shown");
+      throw error;
+    }
+  }
+
+  /** Show a bill, unless it is of an earlier batch than the one that is shown: of another worker, a moment behind. */
+  take(bill) {
+    if (isBefore(bill.stamp, this.bill?.stamp)) return;
     this.bill = bill;
-    if (!isBefore(bill.stamp, this.change)) this.live.behindMs = undefined;
     this.live.hear(bill.stamp);
     this.show();
-    return bill;
+    trouble(this.trouble, null);
+    this.lookAtCourse();
   }
 
   /** Ask for the days, one question at a time and not too often, and show them if they are still those of the open period. */
@@ -261,6 +241,20 @@ class BillPage {
     const text = "Each number is the sum of its events: choose one to see them. Open periods and invoices come from the same rows, so nothing is computed in two ways.";
     put(this.how, el("p", { class: "muted" }, text), el("dl", { class: "stamp" }, found.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { class: "mono" }, value)))));
   }
+}
+
+/** The bill with what a batch changed of it: whole periods, as the server computed them. */
+function changedBy({ stamp, archive, totals, changed, removed }, bill) {
+  const others = new Map(bill.periods.map((period) => [keyOf(period), period]));
+  for (const period of removed) others.delete(keyOf(period));
+  for (const period of changed) others.set(keyOf(period), period);
+  const periods = [...others.entries()].sort(([one], [other]) => (one < other ? -1 : 1)).map(([, period]) => period);
+  return { ...bill, stamp, archive, totals, periods };
+}
+
+/** What a period is known by; in this order they stand. */
+function keyOf({ period, period_end: end, currency }) {
+  return [end, period, currency].join(" ");
 }
 
 /** What the lines, each rounded by itself, lack to the amount. */

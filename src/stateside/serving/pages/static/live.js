@@ -19,16 +19,16 @@ const STANDS_STILL = {
   removed: "View was removed",
 };
 
-/** Follows a view's changes. `changed(stamp, told, kind)` is called when rows may have changed; of a snapshot in pages
+/** Follows a stream of changes. `changed(told, kind)` is called with every snapshot and all changes; of a snapshot in pages
  * the first one is told with `first`, the last one with `last`. `poll(signal)` gives a stamp, and the job's state.
+ * `parse` reads the stream's JSON.
  *
  * A page that nobody sees has no stream open: browsers keep few connections to one server, and all tabs share them.
  */
 export class Live extends EventTarget {
-  constructor({ address, changed, poll }) {
+  constructor({ address, changed, poll, parse = parsed }) {
     super();
-    Object.assign(this, { address, changed, poll, stamp: null, job: null });
-    this.behindMs = undefined; // since when something changed that the page does not show yet; the page says so
+    Object.assign(this, { address, changed, poll, parse, stamp: null, job: null });
     this.heardMs = 0; // when anything was heard last,
     this.streamMs = 0; // when by the stream,
     this.openedMs = 0; // and when that was opened
@@ -61,22 +61,16 @@ export class Live extends EventTarget {
       const told = this.told(event);
       const first = !midway;
       midway = !told.last;
-      this.changed(told.stamp, { ...told, first }, "snapshot");
+      this.changed({ ...told, first }, "snapshot");
     });
-    let some = false; // whether a batch has changed anything so far, page by page
-    source.addEventListener("changes", (event) => {
-      const told = this.told(event);
-      some ||= told.changed.length + told.removed.length > 0;
-      if (some) this.changed(told.stamp, told, "changes");
-      some &&= !told.last;
-    });
+    source.addEventListener("changes", (event) => this.changed(this.told(event), "changes"));
     source.addEventListener("pulse", (event) => this.told(event));
     for (const kind of ["cut", "end"]) source.addEventListener(kind, () => source.close());
     this.show();
   }
 
   told(event) {
-    const told = parsed(event.data);
+    const told = this.parse(event.data);
     this.streamMs = Date.now();
     this.hear(told.stamp, told.job);
     return told;
@@ -179,9 +173,6 @@ export function freshOf(heard) {
     const why = job.why ? `: ${job.why}` : "";
     const since = job.heard_ms == null ? "" : ` since ${moment(heard.heardMs - job.heard_ms)}`;
     return { kind: "paused", text: `${STANDS_STILL[job.state]} · ${age(oldMs)} old`, detail: `${STANDS_STILL[job.state]}${since}${why}. As of ${asOf}`, asOf };
-  }
-  if (heard.behindMs && nowMs - heard.behindMs > LIVE_MS) {
-    return { kind: "old", text: `${age(nowMs - heard.behindMs)} old`, detail: `As of ${moment(heard.behindMs)}`, asOf: moment(heard.behindMs) };
   }
   if (stamp.age_basis === "commit") {
     return { kind: "commit", text: `Last batch ${age(oldMs)} ago`, detail: `As of ${asOf}. Whether more waits is not known`, asOf };

@@ -55,10 +55,10 @@ export class Watch {
     const [changes, rows] = [["pulse", 1], ["limit", ROWS_MOST]].map((first) => new URLSearchParams([first, ...key]));
     this.live = new Live({
       address: `${this.address}/changes?${changes}`,
-      changed: (stamp, told, kind) => this.change(stamp, told, kind),
+      changed: (told, kind) => this.change(told, kind),
       poll: async (signal) => {
         const found = await ask(`${this.address}/rows?${rows}`, { signal, exact: true });
-        this.change(found.stamp, { rows: found.rows, first: true, last: true, more: Boolean(found.cursor) }, "snapshot");
+        this.change({ ...found, first: true, last: true, more: Boolean(found.cursor) }, "snapshot");
         return { stamp: found.stamp };
       },
     }).start();
@@ -73,7 +73,7 @@ export class Watch {
   }
 
   /** One page of a batch, which is whole with its last one. */
-  change(stamp, { rows = [], changed = [], removed = [], first, last, more }, kind) {
+  change({ stamp, rows = [], changed = [], removed = [], first, last, more }, kind) {
     if (first) Object.assign(this, { rows: new Map(), isCut: more, batch: null });
     this.batch ??= { rows: 0, changed: new Set(), removed: 0 };
     for (const row of [...rows, ...changed]) this.keep(row);
@@ -82,9 +82,11 @@ export class Watch {
     this.batch.rows += rows.length;
     this.batch.removed += removed.length;
     if (!last) return;
-    this.show(this.batch.changed);
-    this.tell(stamp, kind === "snapshot" ? begunWith(this.batch.rows, more) : changedBy(this.batch));
+    const { batch } = this;
     this.batch = null;
+    if (kind === "changes" && !batch.changed.size && !batch.removed) return; // a later batch with the same rows
+    this.show(batch.changed);
+    this.tell(stamp, kind === "snapshot" ? begunWith(batch.rows, more) : changedBy(batch));
   }
 
   keep(row) {
