@@ -56,7 +56,13 @@ from stateside.views.savepoint import check_whole
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS_PER_BATCH = 4_000_000  # of a backfill
+AT_FULL_SPEED: dict[str, Any] = {  # settings of a backfill
+    "events_per_batch_max": 4_000_000,
+    "batch_interval_ms": 0,
+    "batch_pause_ms": 0,
+    "batch_target_ms": 0,
+    "until_caught_up": False,
+}
 ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
 HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
 KEPT = 1  # generations before the current one
@@ -214,7 +220,7 @@ class _Applying:
             return
         pointers = self._layout.pointers()
         pinned = tuple(self._layout.at(name, _next(pointers[name])) for name in names)
-        settings = replace(self._settings, events_per_batch_max=EVENTS_PER_BATCH, batch_interval_ms=0)
+        settings = replace(self._settings, **AT_FULL_SPEED)
         part, layout = comparison.part_of(self._app, names), Layout(self._layout.root, pinned)
         tell = _Progress(self._teller).tell
         with Runner(part, layout, settings, session=session, on_beat=tell, lock=own) as runner:

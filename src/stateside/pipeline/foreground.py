@@ -3,7 +3,7 @@
 Reports:
 
     on a terminal        a live table, one row per view
-    into a file or pipe  a line per change of a view's state, slow batch, late rows and dead letters
+    into a file or pipe  a line per change of a view's state, slow batch, backlog, late rows and dead letters
     --json               a JSON line on stdout for each batch and each change of state
 
 Standby: the run waits for the leadership of the application's folder first.
@@ -46,7 +46,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stateside.core.errors import PipelineRunning, ViewInvalid
+from stateside.core.errors import PipelineFailed, PipelineRunning, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.processes import signals
 from stateside.core.storage import try_lock
@@ -54,6 +54,7 @@ from stateside.journal import Event, open_journal
 from stateside.leadership import ApplicationLease, Candidate, Leadership, check_folder
 from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
+from stateside.pipeline.progress import events_left
 from stateside.pipeline.runner import Runner, check_app
 from stateside.pipeline.session import has_ended, start_session, stop_session
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
@@ -205,7 +206,7 @@ class Teller(Protocol):
 
 
 def run_application(app: App, folder: Path, settings: RunSettings, teller: Teller) -> None:
-    """Run the application until SIGINT or SIGTERM; PipelineFailed if a view fails for good.
+    """Run the application until SIGINT or SIGTERM, or `until_caught_up`; PipelineFailed if a view fails for good.
 
     With a lease (`standing_by`) the run first waits to lead, and also ends after a handover.
     """
@@ -219,6 +220,7 @@ def run_application(app: App, folder: Path, settings: RunSettings, teller: Telle
             return
         with Runner(app, layout, settings, on_beat=teller.tell) as runner:
             lead_until(runner, layout, lambda: bool(came), teller)
+        _tell_end(runner, settings, teller)
 
 
 def check_before_spark(app: App, layout: Layout, settings: RunSettings) -> None:
@@ -269,6 +271,7 @@ def _has_led(app: App, layout: Layout, settings: RunSettings, teller: Teller, to
             return told_to_stop()
         runner = Runner(app, layout, settings, session=session, on_beat=teller.tell, leadership=leadership)
         run_leader(runner, leadership, told_to_stop, teller)
+        _tell_end(runner, settings, teller)
         return True
 
 
@@ -283,6 +286,19 @@ def run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[]
         teller.note(f"{leadership.claim.identity} has handed over to {leadership.asked.identity}")
 
 
+def _tell_end(runner: Runner, settings: RunSettings, teller: Teller) -> None:
+    """With `until_caught_up`: report where the views are; PipelineFailed if they were stopped before."""
+    if not settings.until_caught_up:
+        return
+    reached = ", ".join(f"{view} at {position}" for view, position in runner.reached().items())
+    if not runner.caught_up:
+        raise PipelineFailed(
+            f"The run was stopped before all views had caught up: {reached}",
+            next_step="Run it again: it resumes at its last committed batch",
+        )
+    teller.note(f"caught up: {reached}")
+
+
 def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     """The settings from code, then from the file (`stateside.toml` in the current folder, if any), then from flags."""
     default = Path(FILE_NAME)
@@ -293,7 +309,7 @@ def gather_settings(app: App, file: Path | None, flags: Mapping[str, Any]) -> Ru
 
 @dataclass(slots=True)
 class LinesForPeople:
-    """A line per change of a view's state or reason, slow batch, late rows and dead letters."""
+    """A line per change of a view's state or reason, slow batch, backlog, late rows and dead letters."""
 
     output: TextIO
     told: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -320,26 +336,32 @@ class LinesForPeople:
 
 @dataclass(slots=True)
 class _Lost:
-    """The events of a view that were dropped or refused since the last report."""
+    """The events of a view that were dropped or refused since the last report, and the events that wait."""
 
     late: int = 0
     dead_letters: int = 0
+    waiting: str | None = None
     told_us: int | None = None
 
     def add(self, batch: Mapping[str, Any]) -> None:
         self.late += batch["late"]
         self.dead_letters += batch["dead_letters"]
+        lags = (batch["left"] or 0) > batch["events"]  # by more than a batch
+        after = f"after batch {batch['batch']}, {batch['events_per_s']:,.0f} events/s"
+        self.waiting = f"{_counted(batch['left'], 'event')} left {after}" if lags else None
 
     def lines(self, now_us: int, *, at_once: bool) -> Iterator[str]:
         due = self.told_us is None or now_us - self.told_us >= PAUSE_US or at_once
-        if not due or not self.late + self.dead_letters:
+        if not due or not (self.late or self.dead_letters or self.waiting):
             return
+        if self.waiting:
+            yield self.waiting
         if self.late:
             yield f"{_counted(self.late, 'row')} came too late, after the watermark: the view does not have them"
         if self.dead_letters:
             letters = _counted(self.dead_letters, "dead letter")
             yield f"{letters}: `stateside dead-letters --dir …` lists them with the reasons"
-        self.late, self.dead_letters, self.told_us = 0, 0, now_us
+        self.late, self.dead_letters, self.waiting, self.told_us = 0, 0, None, now_us
 
 
 def _counted(count: int, what: str) -> str:
@@ -444,10 +466,12 @@ def summary(progress: dict[str, Any]) -> dict[str, Any]:
         "batch": progress["batchId"],
         "began": progress["timestamp"],
         "events": progress["numInputRows"],
+        "left": events_left(progress),
         "events_per_s": progress.get("processedRowsPerSecond") or 0.0,
         "duration_ms": progress["durationMs"].get("triggerExecution", 0),
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "state_rows": _all_rows(operators),
         "late": sum(operator.get("numRowsDroppedByWatermark", 0) for operator in operators),
         "dead_letters": progress.get("deadLetters", 0),
+        **({"pace": progress["pace"]} if "pace" in progress else {}),
     }

@@ -20,6 +20,7 @@ Other predicates narrow nothing. (Spark never pushes `array_contains` down; the 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ from stateside.journal.contract import PARTITION, DurableEnd
 from stateside.journal.payload import check_fields, fitted
 from stateside.journal.predicates import EVER, Conditions, NumberRange, selected, shares, split, stretches
 from stateside.pipeline.dead_letters import Refusals, Validator, passed
+from stateside.pipeline.progress import NEXT_BATCH
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX, JOURNAL_FORMAT
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -406,6 +408,7 @@ class JournalBatchReader(EventReader, DataSourceReader):
 JOURNAL = "journal"  # in an offset: the id of the stream
 TASKS_MAX = 8
 MARKS_MAX = 64
+_PAUSE_POLL_S = 0.05
 Offset = dict[str, int | str]
 
 
@@ -421,6 +424,10 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         self._limit = int(options.get("eventsPerBatchMax", EVENTS_PER_BATCH_MAX))
         self._stop_at = Position.parse(options["stopAt"]) if "stopAt" in options else None
         self._pause_file = Path(options["pauseFile"]) if "pauseFile" in options else None
+        self._pause_s = int(options.get("pauseMs", 0)) / 1_000
+        self._limit_file = Path(options["limitFile"]) if "limitFile" in options else None
+        self._planned_from: Offset | None = None
+        self._resumes_s = 0.0
         self._marks: dict[str, deque[DurableEnd]] = {}
 
     def initialOffset(self) -> Offset:
@@ -442,13 +449,25 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next batch: the durable end, or the limit, divided among the partitions."""
+        self._rest_after_commit(start)
         with self._noticing_absence():
             return self._latest(start, limit)
+
+    def _rest_after_commit(self, start: Offset) -> None:
+        """Wait until `pauseMs` after the last commit: the first plan from another offset comes right after it."""
+        if self._planned_from not in (None, start):
+            self._resumes_s = time.monotonic() + self._pause_s
+        self._planned_from = start
+        while (left_s := self._resumes_s - time.monotonic()) > 0 and not self._paused():
+            time.sleep(min(left_s, _PAUSE_POLL_S))
+
+    def _paused(self) -> bool:
+        return self._pause_file is not None and self._pause_file.exists()
 
     def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
         stored = self._stored()
         self._check_stream(stored, start)
-        if self._pause_file is not None and self._pause_file.exists():
+        if self._paused():
             return start
         ends = {name: log.durable_end() for name, log in stored.logs.items()}
         for name, end in ends.items():
@@ -456,7 +475,8 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         stops = {name: self._stop(name, end.offset) for name, end in ends.items()}
         waiting = {name: max(0, stop - int(start.get(name, 0))) for name, stop in stops.items()}
         if isinstance(limit, ReadMaxRows):
-            waiting = shares(waiting, limit.max_rows)
+            planned = None if self._limit_file is None else NEXT_BATCH.read_if_valid(self._limit_file)
+            waiting = shares(waiting, min(limit.max_rows, planned or limit.max_rows))
         else:
             assert isinstance(limit, ReadAllAvailable), limit
         if not any(waiting.values()):
@@ -531,7 +551,8 @@ class JournalSource(DataSource):
     lists: only events with one of them), `refused` (a folder: events that do not fit the fields go there, not to the
     query), `futureUsMax` (refuses events dated further beyond their append time) and `times` (a JSON list: fields under
     the same limit). For a batch read: `end` (a position). For a stream: `eventsPerBatchMax`, `stopAt` (a position),
-    `pauseFile` (while the file exists, no new batch is planned); `start` applies to new queries only.
+    `pauseFile` (while the file exists, no new batch is planned), `pauseMs` (from a commit to the next plan),
+    `limitFile` (has the events of the next batch, at most `eventsPerBatchMax`); `start` applies to new queries only.
     """
 
     @classmethod

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from stateside.core.json_file import JsonFile
+from stateside.core.layout import ViewLayout
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from stateside.pipeline.settings import RunSettings
 
 LINES_MAX = 2_000  # about 3 KB each: two files are 12 MB per view
 
@@ -62,6 +68,140 @@ def _count(path: Path) -> int:
     return content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
 
 
+RECENT = 3  # batches whose costs decide about a larger one
+EVENTS_FIRST = 50_000  # of the first batch, before any duration is known
+EVENTS_MIN = 1_000
+GROWTH_MAX = 2.0  # from one batch to the next
+SHRINKING_MAX = 8.0
+_FULL = 0.9  # a batch with a smaller part of its limit had no more events to take
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """The events of a batch, its duration, and the part that any batch takes: planning, logs, commits of the state."""
+
+    events: int
+    took_ms: float
+    fixed_ms: float
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any]) -> BatchCost:
+        """From Spark's report. Commits of the state are part of `addBatch`, reported as a sum over all stores."""
+        durations = progress["durationMs"]
+        took_ms = durations["triggerExecution"]
+        operators = progress.get("stateOperators", ())
+        commits = [each.get("commitTimeMs", 0) / max(1, each.get("numStateStoreInstances", 1)) for each in operators]
+        fixed_ms = took_ms - durations.get("addBatch", took_ms) + max(commits, default=0)
+        return cls(progress["numInputRows"], took_ms, min(fixed_ms, took_ms))
+
+    def events_in(self, target_ms: int) -> float:
+        """How many events a batch with these costs takes in `target_ms`, or in twice the fixed cost if that is more."""
+        event_ms = max(self.took_ms - self.fixed_ms, 1) / self.events
+        return max(target_ms - self.fixed_ms, self.fixed_ms) / event_ms
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """How many events the next batch takes, so that batches take about `target_ms`.
+
+    After a batch that took too long the next one is smaller at once; after full batches it grows, by GROWTH_MAX at most
+    and by the worst of the RECENT ones. Where the fixed cost is more than half of the target, as with a slow checkpoint
+    store, smaller batches would only cost throughput: a batch then takes about twice the fixed cost.
+    """
+
+    target_ms: int
+    events_max: int
+
+    @property
+    def first(self) -> int:
+        return min(EVENTS_FIRST, self.events_max)
+
+    def after(self, limit: int, recent: Sequence[BatchCost]) -> int:
+        """The events of the next batch; `limit` was that of the newest one in `recent`."""
+        last, wanted = recent[-1], [batch.events_in(self.target_ms) for batch in recent]
+        if last.events >= _FULL * limit and min(wanted) > limit:
+            return self._bounded(min(min(wanted), limit * GROWTH_MAX))
+        tells = last.events >= limit / SHRINKING_MAX  # a batch of few events says nothing about the limit
+        if last.took_ms > self.target_ms and wanted[-1] < limit and tells:
+            return self._bounded(max(wanted[-1], limit / SHRINKING_MAX))
+        return self._bounded(limit)
+
+    def _bounded(self, events: float) -> int:
+        return min(max(round(events), EVENTS_MIN), self.events_max)
+
+
+NEXT_BATCH: Final[JsonFile[int]] = JsonFile(
+    "The events of the next batch",
+    lambda document: int(document["events"]),
+    lambda events: {"events": events},
+    durable=False,
+    make_folder=False,
+)
+
+
+def pace_file(view: ViewLayout) -> Path:
+    return view.root / "next-batch.json"
+
+
+class Pace:
+    """The pause between a view's batches, and the events of the next one, which the journal's source reads from a file.
+
+    Spark's offset log has the range of a planned batch: a repeated batch has the same events, whatever is in the file.
+    """
+
+    def __init__(self, sizes: BatchSizes | None = None, pause_ms: int = 0, file: Path = Path()) -> None:
+        self._sizes, self._pause_ms, self._file = sizes, pause_ms, file
+        self._recent: deque[BatchCost] = deque(maxlen=RECENT)
+        self._limit = None if sizes is None else sizes.first
+        self._cold = True
+
+    @classmethod
+    def of(cls, settings: RunSettings, file: Path, before: Iterable[Mapping[str, Any]]) -> Pace:
+        """The pace by a run's settings; it goes on where the batches `before` ended."""
+        target_ms, most = settings.batch_target_ms, settings.events_per_batch_max
+        pace = cls(BatchSizes(target_ms, most) if target_ms else None, settings.batch_pause_ms, file)
+        for progress in before if target_ms else ():
+            pace._limit = min(progress.get("pace", {}).get("events") or pace._limit or most, most)
+        return pace
+
+    def begin(self) -> None:
+        """Before the query starts."""
+        self._cold = True
+        if self._limit is not None:
+            NEXT_BATCH.write(self._file, self._limit)
+
+    def follow(self, progress: dict[str, Any]) -> None:
+        """Take the pause out of a batch's durations, size the next batch, and note both in the report."""
+        if self._sizes is None and not self._pause_ms:
+            return
+        paused_ms = self._take_out_pause(progress)
+        if self._sizes is not None and self._limit is not None and progress["numInputRows"]:
+            self._size_next(progress, self._sizes, self._limit)
+        target_ms = None if self._sizes is None else self._sizes.target_ms
+        progress["pace"] = {"paused_ms": paused_ms, "target_ms": target_ms, "events": self._limit}
+
+    def _size_next(self, progress: Mapping[str, Any], sizes: BatchSizes, limit: int) -> None:
+        cold, self._cold = self._cold, False
+        if cold:  # the first batch of a query also loads classes and state
+            return
+        self._recent.append(BatchCost.of(progress))
+        self._limit = sizes.after(limit, tuple(self._recent))
+        if self._limit != limit:
+            NEXT_BATCH.write(self._file, self._limit)
+
+    def _take_out_pause(self, progress: dict[str, Any]) -> int:
+        """The source pauses while Spark asks for its end."""
+        durations = progress["durationMs"]
+        paused_ms = min(self._pause_ms, int(durations.get("latestOffset", 0)))
+        if paused_ms:
+            durations["latestOffset"] -= paused_ms
+            durations["triggerExecution"] -= paused_ms
+            progress["processedRowsPerSecond"] = (
+                progress["numInputRows"] * 1_000 / max(1, durations["triggerExecution"])
+            )
+        return paused_ms
+
+
 _WAITING_FOR_DATA = "Waiting for data to arrive"
 _WAITING_FOR_TRIGGER = "Waiting for next trigger"
 _LATE_US_MAX = 100_000  # Spark may poll a source later than due by this much
@@ -81,10 +221,12 @@ class Observation:
         last_batch: int | None,
         interval_ms: int,
         dead_letters: Callable[[int], int] = lambda batch: 0,
+        pace: Pace | None = None,
     ) -> None:
         """`dead_letters` is called with each finished batch, and stores and counts its new dead letters."""
         self._progress = progress
         self._dead_letters = dead_letters
+        self.pace = pace or Pace()
         self._interval_us = interval_ms * 1_000
         self._query: StreamingQuery | None = None
         self._quiet_looks: deque[int] = deque()  # consecutive observations of a waiting query
@@ -110,6 +252,7 @@ class Observation:
         finished = _finished_since(query, self.batch)
         for progress in finished:
             progress["deadLetters"] = self._dead_letters(int(progress["batchId"]))
+            self.pace.follow(progress)
             self._progress.append(progress)
             self.batch, self.in_this_run = int(progress["batchId"]), True
             self.caught_up_us = caught_up_us(progress)
@@ -146,6 +289,26 @@ def caught_up_us(progress: Mapping[str, Any]) -> int | None:
     if not known or any(latest is None or end != latest for end, latest in ends):
         return None
     return round(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1_000_000)
+
+
+def events_left(progress: Mapping[str, Any]) -> int | None:
+    """The events of journals and Kafka topics beyond the batch's end, when the batch ended; None if unknown."""
+    left = 0
+    for source in progress.get("sources", ()):
+        ends, latest = (_by_partition(source.get(name)) for name in ("endOffset", "latestOffset"))
+        if ends is None or latest is None:
+            return None
+        left += sum(max(0, offset - ends.get(partition, 0)) for partition, offset in latest.items())
+    return left if progress.get("sources") else None
+
+
+def _by_partition(offset: Any) -> dict[str, int] | None:
+    match offset:
+        case {"journal": _}:
+            return {name: at for name, at in offset.items() if name != "journal"}
+        case dict() if offset and all(isinstance(part, dict) for part in offset.values()):  # Kafka
+            return {f"{topic}-{number}": at for topic, part in offset.items() for number, at in part.items()}
+    return None
 
 
 def waits(query: StreamingQuery) -> bool:

@@ -94,6 +94,7 @@ class Runner:
         self._clock: Clock = SystemClock()
         self._journal_end = Position.of({})  # the last known end; owned by the heartbeat thread
         self._noted: set[str] = set()  # views whose journal is written down; of the same thread
+        self.caught_up = False  # with `until_caught_up`: every view has the events that its source had at the start
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -131,16 +132,21 @@ class Runner:
                 self._try_heartbeat(query, stopped=True)
 
     def wait(self, told_to_stop: Callable[[], bool]) -> None:
-        """Run until told to stop.
+        """Run until told to stop or, with `until_caught_up`, until `caught_up`.
 
         PipelineFailed once a view fails for good, LeadershipLost if another process leads.
         """
-        while not told_to_stop():
+        while not told_to_stop() and not self.caught_up:
             self._check_leadership()
             with self._as_leader():
                 for query in self._queries:
                     query.tend()
+            self.caught_up = all(query.caught_up for query in self._queries)  # not after a stop, which ends them too
             time.sleep(HEARTBEAT_S)
+
+    def reached(self) -> dict[str, Position | None]:
+        """The end position of each view's last batch, if known."""
+        return {query.view.name: query.position() for query in self._queries}
 
     def _start_queries(self, session: SparkSession, stack: ExitStack) -> None:
         with self._as_leader():

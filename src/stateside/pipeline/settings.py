@@ -58,6 +58,14 @@ class RunSettings:
     partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
     events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
     batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
+    batch_pause_ms: int = _setting(
+        0,
+        "At least so long from the commit of a batch to the next plan; for journals on files and nodes.",
+        least=0,
+    )
+    batch_target_ms: int = _setting(
+        0, "Adapts the events of a batch, up to the limit above, so that batches take about so long; 0: fixed.", least=0
+    )
     future_s_max: float = _setting(
         3_600.0, "An event dated more seconds beyond its append time is a dead letter; `inf`: none is.", least=0
     )
@@ -67,6 +75,7 @@ class RunSettings:
     hold_s_max: float = _setting(float("inf"), "For so long a batch is held while its sink is away.", least=0)
     stop_s_max: float = _setting(10.0, "A stop waits at most so long for the batch that is running.", least=0)
     lease_s_max: float = _setting(30.0, "A start waits at most so long for the last driver to end.", least=0)
+    until_caught_up: bool = _setting(False, "End once all views have the events that their sources had at the start.")
     standby: bool = _setting(False, "Lead this folder, or stand by until its leader is gone.")
     take_over: bool = _setting(False, "Ask the leader to hand over between two batches, then lead.")
     cold: bool = _setting(False, "Start Spark only when this run leads: a standby then takes little memory.")

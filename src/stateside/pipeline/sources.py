@@ -42,6 +42,8 @@ class Reading:
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
     pause_file: Path | None = None
+    pause_ms: int = 0  # between the commit of a batch and the plan of the next
+    limit_file: Path | None = None  # the events of the next batch (`progress.Pace`)
     refused: Path | None = None  # folder of refused events (`dead_letters`); None: each event is a row
     future_us_max: int | None = None  # events dated further beyond their append time are refused
     times: tuple[str, ...] = ()  # fields under the same limit (`watermarks`)
@@ -82,6 +84,8 @@ class JournalEvents:
             "fields": reading.fields,
             "stopAt": reading.stop_at,
             "pauseFile": reading.pause_file,
+            "pauseMs": reading.pause_ms or None,
+            "limitFile": reading.limit_file,
             "types": json.dumps(self.types) if self.types else None,
             "tags": json.dumps(self.tags) if self.tags else None,
             "columns": ", ".join(self.columns),

@@ -15,9 +15,10 @@ from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.derivation import derive_catalogue, derive_state_catalogue
 from stateside.pipeline.failures import reason
+from stateside.pipeline.progress import NEXT_BATCH, pace_file
 from stateside.pipeline.session import has_ended
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sources import Reading
+from stateside.pipeline.sources import JournalEvents, Reading
 from stateside.pipeline.watermarks import times_to_check
 from stateside.views.catalogue import Catalogue
 
@@ -82,12 +83,17 @@ class Planner:
         return PlannedView(frame, catalogue, declaration.plan_text(frame, source))
 
     def _reading(self, view: View) -> Reading:
+        file = pace_file(self.layout.view(view.name)) if self.settings.batch_target_ms else None
+        adapts = isinstance(self.app.source_of(view), JournalEvents)  # to the file; others have one limit for a start
+        found = None if file is None or adapts else NEXT_BATCH.read_if_valid(file)
         return Reading(
             self.layout.journal,
             self.app.fields,
-            events_per_batch_max=self.settings.events_per_batch_max,
+            events_per_batch_max=found or self.settings.events_per_batch_max,
             stop_at=self.settings.stop_at,
             pause_file=self.pause_file,
+            pause_ms=self.settings.batch_pause_ms,
+            limit_file=file,
             refused=self.layout.view(view.name).refused,
             future_us_max=self.settings.future_us_max,
         )

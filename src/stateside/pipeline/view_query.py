@@ -47,7 +47,7 @@ from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.dead_letters import DeadLetters
 from stateside.pipeline.failures import Failure, judge, judge_start, reason
-from stateside.pipeline.progress import Observation, ProgressFile, rests, waits
+from stateside.pipeline.progress import Observation, Pace, ProgressFile, pace_file, read_progress, rests, waits
 from stateside.pipeline.session import DRIVER_LOG
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.delta import archive_sink
@@ -287,9 +287,11 @@ class ViewQuery:
             self._newest_batch(),
             self._settings.batch_interval_ms,
             self._dead_letters.collect,
+            Pace.of(settings, pace_file(self.places), read_progress(self.places.progress)),
         )
         self._verified = view.key is None
         self._failed: str | None = None
+        self._caught_up = False
 
     def start(self) -> None:
         """Plan and start the query, and keep its declaration; ViewInvalid if the view cannot be run as declared."""
@@ -303,9 +305,12 @@ class ViewQuery:
             )
         sink = self._open_sink(frame)
         self._dead_letters.begin()
+        self._seen.pace.begin()
         bring_home(self.places.checkpoint)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self.places.checkpoint))
-        if self._settings.batch_interval_ms:
+        if self._settings.until_caught_up:
+            writer = writer.trigger(availableNow=True)  # ends by itself, at the source's end as of now
+        elif self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         if sink is None:
             sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for sessions
@@ -341,6 +346,10 @@ class ViewQuery:
             if time.monotonic() >= self._restarts.due_s:
                 self._start_again()
             return
+        if self.caught_up:
+            if not self._verified:
+                self._verify()
+            return
         failure = self._failure()
         if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
             self.hold_no_longer()
@@ -350,6 +359,14 @@ class ViewQuery:
             self._fail(failure)
         elif not self._verified and self._seen.in_this_run:
             self._verify()
+
+    @property
+    def caught_up(self) -> bool:
+        """With `until_caught_up`: whether the query has processed all events of its start, and ended."""
+        if self._settings.until_caught_up and not self._caught_up and self._query is not None:
+            with suppress(Py4JError, OSError):  # the JVM is gone
+                self._caught_up = not self._query.isActive and self._query.exception() is None
+        return self._caught_up
 
     def _start_again(self) -> None:
         if _is_active(self._last):  # still inside a batch: Spark accepts no second query of its name
@@ -432,7 +449,7 @@ class ViewQuery:
             return Heartbeat(time_us, journal_end, state, self._seen.batch, why)
         asked_us = self._seen.asked_since(time_us) if state == "idle" else None
         end_us = self._seen.caught_up_us if asked_us is None else asked_us
-        end = None if end_us is None else self._position()
+        end = None if end_us is None else self.position()
         return Heartbeat(time_us, end, state, self._seen.batch, why, None if end is None else end_us)
 
     def state(self) -> tuple[State, str | None]:
@@ -443,7 +460,7 @@ class ViewQuery:
             return "holding", self._delivery.holding
         if self._query is None or (self._restarts.away and not self._seen.works):
             return "holding", self._restarts.why or "it is starting"
-        return ("idle" if self._seen.waiting else "running"), None
+        return ("idle" if self._seen.waiting or self.caught_up else "running"), None
 
     def observe(self, time_us: int) -> list[dict[str, Any]]:
         """Observe the query at this time; keeps and returns the progress of newly finished batches."""
@@ -497,7 +514,7 @@ class ViewQuery:
             return
         self._verified = True
 
-    def _position(self) -> Position | None:
+    def position(self) -> Position | None:
         """The end position of the last batch."""
         try:
             return None if self._seen.batch is None else self._checkpoint.plan(self._seen.batch).position

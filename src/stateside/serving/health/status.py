@@ -77,6 +77,7 @@ def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
         "rows_per_s": progress.get("processedRowsPerSecond"),
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "dead_letters": progress.get("deadLetters", 0),
+        "pace": progress.get("pace"),
         "operators": [_operator(each) for each in progress.get("stateOperators", ())],
     }
 

@@ -13,6 +13,13 @@ const PARTS = [
   ["commit", "commit", 3],
 ];
 
+/** The pace by the settings batch_pause_ms and batch_target_ms, as the end of a sentence. */
+function pace(set) {
+  if (!set) return "";
+  const pause = set.paused_ms ? `; the newest began after a pause of ${age(set.paused_ms)}` : "";
+  return set.target_ms ? `${pause}; to take about ${age(set.target_ms)}, the next has up to ${number(set.events)} events` : pause;
+}
+
 export class Batches {
   constructor() {
     this.times = new Chart();
@@ -41,7 +48,7 @@ export class Batches {
     this.drawRows(batches, x);
     const slowest = batches.reduce((most, batch) => (batch.duration_ms > most.duration_ms ? batch : most));
     const mean = batches.reduce((sum, batch) => sum + batch.duration_ms, 0) / batches.length;
-    say(this.last, `${batches.length} ${batches.length === 1 ? "batch" : "batches"}: ${age(mean)} in the mean, batch ${number(slowest.batch)} took longest with ${age(slowest.duration_ms)}`);
+    say(this.last, `${batches.length} ${batches.length === 1 ? "batch" : "batches"}: ${age(mean)} in the mean, batch ${number(slowest.batch)} took longest with ${age(slowest.duration_ms)}${pace(batches.at(-1).pace)}`);
   }
 
   drawTimes(batches, x) {
