@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stateside.archive import ArchiveTable, TableSpec, table
 from stateside.core.errors import ArchiveInvalid
-from tests.sizes import examples
+from tests.sizes import sized
 
 SCHEMA = pa.schema([("name", pa.string()), ("Day 1", pa.date32()), ("n", pa.int64())])
 KEY = ("name", "Day 1")
@@ -49,7 +49,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=examples(10, 100))
+@settings(max_examples=sized(10, 100, fast=2))
 @given(batches=batches)
 def test_any_batches_of_any_queries_leave_each_key_with_its_first_row(
     batches: list[tuple[str, set[tuple[str, int]]]],

@@ -13,12 +13,13 @@ from stateside.leadership import ApplicationLease, Gates
 from tests.billing.played import Query
 from tests.billing.story import ENDS
 from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, EXPECTED, dead, told, write_story
-from tests.sizes import some
+from tests.sizes import not_in_fast, some
 
 PAUSED_BATCH = 5  # it has a note, a late invoice and a late duplicate
 STEPS = range(1, 8)
 
 
+@not_in_fast("a whole story for each step; the sink's gate has tests of its own")
 @pytest.mark.parametrize("first", ["the new leader", "the old leader"])
 @pytest.mark.parametrize("step", some(STEPS, 4))
 def test_an_old_leader_that_wakes_up_anywhere_in_a_batch_adds_and_changes_no_document(

@@ -15,7 +15,7 @@ from stateside.core.layout import Layout
 from tests.billing.audit.test_played import audited
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import OPENING, at, call
-from tests.sizes import sized
+from tests.sizes import not_in_fast, sized
 
 BATCHES = [
     ("2025-12-01", OPENING),
@@ -69,6 +69,7 @@ def check(query: Query) -> None:
     assert audited(query).differences() == []
 
 
+@not_in_fast("an audit at every batch")
 def test_it_is_not_billed_again_and_says_where_the_first_one_stands(story: Layout) -> None:
     query = Query(story)
     for end in ENDS:
@@ -91,6 +92,7 @@ def test_a_crash_of_each_batch_and_its_rerun_change_nothing(story: Layout, step:
     check(query)
 
 
+@not_in_fast("a whole story; one with crashes is here")
 def test_the_index_may_be_deleted_and_is_written_in_parts(story: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "WRITTEN_AT_ONCE", 2)
     query = Query(story)

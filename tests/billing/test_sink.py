@@ -67,6 +67,7 @@ def billed_once(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     return layout
 
 
+@not_in_fast("a whole story")
 def test_the_log_has_a_line_for_the_dead_letters_of_a_batch(story: Layout, caplog: pytest.LogCaptureFixture) -> None:
     run_story(story)
     told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
@@ -117,6 +118,7 @@ def test_closed_rows_late_events_and_bad_events_each_get_to_their_table(story: L
     assert (letter["payload"], letter["entity"], letter["type"]) == ('{"quantity":-1}', "emma", "call")
 
 
+@not_in_fast("a whole story")
 def test_a_table_of_stateside_0_1_is_gone_on_with_and_its_documents_stay_as_they_are(story: Layout) -> None:
     """Its invoices have no rounding line: nor have their notes. Those of new invoices have one."""
     old = replace(DOCUMENTS, schema=pa.schema([field for field in DOCUMENTS.schema if field.name not in ADDED]))
@@ -156,6 +158,7 @@ def test_a_crash_at_any_step_of_any_batch_and_its_rerun_change_nothing(story: La
     assert dead(story) == [*DEAD, *AGAIN, DEAD_LAST]
 
 
+@not_in_fast("a whole story")
 def test_without_its_guard_a_batch_that_is_repeated_is_sealed_twice(story: Layout) -> None:
     """The control of `stateside chaos --guarantee at-least-once`: a first attempt that was stored is not looked at."""
     query, last = Query(story, guarded=False), EXPECTED[3][-1]  # the end of the batch with the last invoice
@@ -168,6 +171,7 @@ def test_without_its_guard_a_batch_that_is_repeated_is_sealed_twice(story: Layou
     assert told(story) == [*EXPECTED[:4], again, *EXPECTED[4:]]
 
 
+@not_in_fast("a whole story")
 def test_without_its_guard_a_stream_without_crashes_is_billed_just_the_same(story: Layout) -> None:
     query = Query(story, guarded=False)
     for end in ENDS:

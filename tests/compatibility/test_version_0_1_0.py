@@ -20,6 +20,7 @@ from stateside.core.layout import Layout
 from stateside.serving.access.tokens import Issuer
 from stateside.serving.access.verifier import Verifier
 from stateside.testing import rollup, rows, run_to
+from tests.sizes import not_in_fast
 
 WRITTEN_US = 1_794_843_000_000_000  # 2026-11-16, 15:30 UTC
 ARCHIVE = Path(__file__).with_name("v0.1.0.tar.xz")
@@ -104,6 +105,7 @@ def test_its_state_is_served_before_any_job_has_run_on_it(written: Path) -> None
     assert [row["orders"] for row in by_country] == [60]
 
 
+@not_in_fast("a whole audit; other readers of the folder are here")
 def test_its_bills_are_audited_before_any_job_has_run_on_them(written: Path) -> None:
     assert "BROKEN" not in stateside("audit", str(written / "billing"))
     assert "BROKEN" not in stateside("audit", str(written / "billing"), "--full")

@@ -11,6 +11,7 @@ import pytest
 
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.files.segment import DurableEnd, Frame, Segment, segment_path
+from tests.sizes import FAST
 
 MakeEvents = Callable[..., list[Event]]
 
@@ -80,7 +81,9 @@ def damageable(tmp_path: Path, make_events: MakeEvents) -> Damageable:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., str]:
-    """Run a script in another Python process to its end and return what it printed."""
+    """Run a script in another Python process to its end and return what it printed; not in `make test-fast`."""
+    if FAST:
+        pytest.skip("in `make test`: whole processes")
 
     def run(script: str, *arguments: object) -> str:
         command = [sys.executable, "-c", script, *map(str, arguments)]

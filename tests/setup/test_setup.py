@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.sizes import not_in_fast
+
 TOP = Path(__file__).resolve().parents[2]
 HOSTS = ("pypi\\.org", "pythonhosted\\.org", "maven\\.org", "maven\\.apache\\.org/maven2")
 MACHINE_PATH = re.compile(r"""(?<![\w.}~*<>-])/(root|work|tmp|home/\w+)/\w""")
@@ -74,6 +76,7 @@ class TestLocks:
 
 
 class TestTrackedFiles:
+    @not_in_fast("every tracked file is read")
     def test_no_tracked_file_names_a_registry_or_a_folder_of_somebodys_machine(self) -> None:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=False)
         if listed.returncode != 0:

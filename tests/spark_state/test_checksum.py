@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 from stateside.spark_state.checksum import crc32c
 
 
+def _shifted(value: int) -> int:
+    for _ in range(8):
+        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+BYTES = [_shifted(byte) for byte in range(256)]  # the definition is linear: a byte's eight steps are one lookup
+
+
 def _by_definition(content: bytes) -> int:
     value = 0xFFFFFFFF
     for byte in content:
-        value ^= byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        value = (value >> 8) ^ BYTES[(value ^ byte) & 0xFF]
     return value ^ 0xFFFFFFFF
 
 

@@ -60,6 +60,7 @@ from stateside.testbed.witness import (
 )
 from stateside.testing import answer
 from tests.billing.audit.live_bill import right_bill
+from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 
 FINE = Result(
@@ -398,6 +399,7 @@ def test_a_500_that_a_retry_hides_counts(tmp_path: Path) -> None:
     assert any(url.startswith(failing) for url in witness.seen.server_errors)
 
 
+@not_in_fast("a whole run; other wrong answers are here")
 def test_one_wrong_row_of_one_server_among_right_answers_is_found(tmp_path: Path) -> None:
     """From the server's reply over the witness's record to the judgement; nobody in this journal is called c0, c1, …"""
     layout = right_bill(tmp_path / "billing").layout

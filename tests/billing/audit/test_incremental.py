@@ -31,6 +31,7 @@ def audit_and_bring_back_the_journal_before(books: Books) -> None:
     before.rename(books.layout.journal)
 
 
+@not_in_fast("several audits")
 def test_the_second_audit_folds_new_events_only(books: Books) -> None:
     append_message(books)
     books.rows.append(open_row("ben", MARCH_END, "message", "basic@1", 7, 1, 700_000))

@@ -23,7 +23,7 @@ from tests.billing.audit.books import (
     us,
     used,
 )
-from tests.sizes import some
+from tests.sizes import not_in_fast, some
 
 
 def test_right_books_break_no_law_and_every_event_is_in_one_class(books: Books) -> None:
@@ -44,6 +44,7 @@ def test_right_books_break_no_law_and_every_event_is_in_one_class(books: Books) 
     assert found.documents == 4, "what was sealed after the batch is not looked at"
 
 
+@not_in_fast("several audits")
 def test_documents_of_stateside_0_1_which_have_no_rounding_line_break_no_law(books: Books) -> None:
     """Nor do they where later invoices have one."""
     books.invoice("I-000000002")["charged_micros"] -= 10_000

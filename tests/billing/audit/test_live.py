@@ -25,6 +25,7 @@ from stateside.core.processes import Child, free_port
 from stateside.testing import answer
 from tests.billing.audit.books import Books, document, line, used
 from tests.billing.audit.live_bill import LiveBill, right_bill
+from tests.sizes import not_in_fast
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def test_the_replica_s_rows_with_their_amounts_are_what_the_journal_says(bill: L
     assert (found.differences(), found.standing.batch, found.folded) == ([], 1, 1)
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_a_row_that_the_state_has_wrong_is_told_with_its_amount(bill: LiveBill) -> None:
     bill.go_on(emma_call=(7_261, 2))
     assert audit(bill.layout, live_rows(bill.layout)).differences() == [
@@ -53,6 +55,7 @@ def test_a_row_that_the_state_has_wrong_is_told_with_its_amount(bill: LiveBill) 
     ]
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_answers_of_the_past_are_compared_each_at_its_own_stamp(bill: LiveBill, tmp_path: Path) -> None:
     """As chaos does with what clients were told while something was broken."""
     given = [("emma", told(bill, "emma")), ("ben", told(bill, "ben"))]
@@ -98,6 +101,7 @@ def emma_s_bill(
     }
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_whole_bills_of_the_past_are_compared_period_by_period(books: Books, tmp_path: Path) -> None:
     right = emma_s_bill(books)
     assert recheck(books.layout, tmp_path / "right", [], [("emma", right)]) == (1, LawVerdict("answers", ANY, 0, ()))
@@ -114,6 +118,7 @@ def test_whole_bills_of_the_past_are_compared_period_by_period(books: Books, tmp
         assert "the bill of batch 5, position 0:25, says" in verdict.sentences[0]
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_bills_of_while_the_documents_were_away_have_the_known_ones_and_all_drafts(
     books: Books, tmp_path: Path
 ) -> None:
@@ -144,6 +149,7 @@ def test_bills_of_while_the_documents_were_away_have_the_known_ones_and_all_draf
     assert len(recheck(books.layout, tmp_path / "sums", [], [("emma", off)])[1].sentences) == 3, "it does not add up"
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_a_row_that_is_there_twice_or_in_another_customer_s_answer_is_wrong(bill: LiveBill, tmp_path: Path) -> None:
     """Each of these rows is right by itself, and of the journal's rows none is missing."""
     emma, ben = told(bill, "emma"), told(bill, "ben")
@@ -171,6 +177,7 @@ def test_a_folder_without_the_view_or_its_replica_is_told(bill: LiveBill, tmp_pa
         pass
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_the_command_says_what_holds_and_ends_with_0(bill: LiveBill) -> None:
     found = run(str(bill.layout.root))
     assert found.exit_code == 0, found.output
@@ -221,6 +228,7 @@ def test_answers_are_recomputed_where_they_stand(books: Books) -> None:
     assert found.verdicts[-1].law == "answers"
 
 
+@not_in_fast("several audits; the laws are tried on finished books")
 def test_an_answer_may_be_further_than_the_audited_batch(books: Books) -> None:
     """The server went on: another event, and a batch that sealed carl's late message's neighbour."""
     books.position = 25
