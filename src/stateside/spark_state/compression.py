@@ -28,11 +28,11 @@ from stateside.core.errors import CheckpointInvalid
 BLOCK_BYTES_MAX = 64 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 
-_LZ4_MAGIC = b"LZ4Block"
-_LZ4_HEADER = struct.Struct("<8sBiiI")
-_STORED, _LZ4 = 0x10, 0x20
-_SEED = 0x9747B28C
-_CHECKSUM_MASK = 0x0FFFFFFF
+LZ4_MAGIC = b"LZ4Block"
+LZ4_HEADER = struct.Struct("<8sBiiI")
+STORED, LZ4 = 0x10, 0x20
+SEED = 0x9747B28C
+CHECKSUM_MASK = 0x0FFFFFFF
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -86,18 +86,18 @@ def damaged(path: str, at_byte: int, reason: str) -> CheckpointInvalid:
 def _lz4_blocks(content: bytes, path: str) -> Iterator[bytes]:
     at_byte = 0
     while at_byte < len(content):
-        if at_byte + _LZ4_HEADER.size > len(content):
+        if at_byte + LZ4_HEADER.size > len(content):
             raise damaged(path, at_byte, "a block's header is cut short")
-        magic, token, compressed_size, size, checksum = _LZ4_HEADER.unpack_from(content, at_byte)
-        if magic != _LZ4_MAGIC:
+        magic, token, compressed_size, size, checksum = LZ4_HEADER.unpack_from(content, at_byte)
+        if magic != LZ4_MAGIC:
             raise damaged(path, at_byte, "this is no LZ4 block, as those before it are")
-        body_byte = at_byte + _LZ4_HEADER.size
+        body_byte = at_byte + LZ4_HEADER.size
         if not (0 <= compressed_size <= len(content) - body_byte and 0 <= size <= BLOCK_BYTES_MAX):
             raise damaged(path, at_byte, "a block is cut short")
         if size == compressed_size == 0:
             return
         block = _lz4_block(content[body_byte : body_byte + compressed_size], token & 0xF0, size)
-        if block is None or xxhash.xxh32_intdigest(block, seed=_SEED) & _CHECKSUM_MASK != checksum:
+        if block is None or xxhash.xxh32_intdigest(block, seed=SEED) & CHECKSUM_MASK != checksum:
             raise damaged(path, at_byte, "a block's checksum does not match")
         yield block
         at_byte = body_byte + compressed_size
@@ -105,10 +105,10 @@ def _lz4_blocks(content: bytes, path: str) -> Iterator[bytes]:
 
 
 def _lz4_block(body: bytes, method: int, size: int) -> bytes | None:
-    if method == _STORED:
+    if method == STORED:
         return body
     try:
-        return bytes(lz4.block.decompress(body, uncompressed_size=size)) if method == _LZ4 else None
+        return bytes(lz4.block.decompress(body, uncompressed_size=size)) if method == LZ4 else None
     except lz4.block.LZ4BlockError:
         return None
 
@@ -162,7 +162,7 @@ def _leading_varint(body: bytes) -> int | None:
 
 
 CODECS = (
-    Codec("lz4", _LZ4_MAGIC, _lz4_blocks),
+    Codec("lz4", LZ4_MAGIC, _lz4_blocks),
     Codec("zstd", _ZSTD_MAGIC, _zstd_pieces),
     Codec("snappy", _SNAPPY_MAGIC, _snappy_blocks),
 )

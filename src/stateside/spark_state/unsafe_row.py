@@ -35,7 +35,7 @@ _DAY_TIME_PARTS = (
     *("day", "hour", "minute", "second", "day to hour", "day to minute", "day to second"),
     *("hour to minute", "hour to second", "minute to second"),
 )
-_FIXED: dict[str, str] = {
+FIXED: dict[str, str] = {
     "boolean": "<?",
     "byte": "<b",
     "short": "<h",
@@ -50,7 +50,7 @@ _FIXED: dict[str, str] = {
     **{f"interval {part}": "<q" for part in _DAY_TIME_PARTS},
 }
 _TEXTS: dict[str, Callable[[bytes], Value]] = {"string": lambda raw: raw.decode(), "binary": bytes}
-SERVED_TYPES = frozenset(name for name in (*_FIXED, *_TEXTS) if not name.startswith("interval"))
+SERVED_TYPES = frozenset(name for name in (*FIXED, *_TEXTS) if not name.startswith("interval"))
 _SIZE_AND_OFFSET = struct.Struct("<II")
 _COUNT = struct.Struct("<q")
 _CALENDAR_INTERVAL = struct.Struct("<iiq")
@@ -88,7 +88,7 @@ def _column_reader(column: Column) -> Read:
 
 
 def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]:
-    first_byte = _null_bytes(len(readers))
+    first_byte = null_bytes(len(readers))
     places = [(i // 8, 1 << i % 8, first_byte + i * _WORD_BYTES, read) for i, read in enumerate(readers)]
 
     def read_row(row: bytes) -> tuple[Value, ...]:
@@ -99,9 +99,9 @@ def _row_reader(readers: Sequence[Read]) -> Callable[[bytes], tuple[Value, ...]]
 
 def _words(types: Sequence[str]) -> struct.Struct | None:
     """The layout of a row of numbers only, such as counts and sums, null bits first; None for others."""
-    if not 0 < len(types) <= 64 or not all(type_ in _FIXED for type_ in types):
+    if not 0 < len(types) <= 64 or not all(type_ in FIXED for type_ in types):
         return None
-    words = (_FIXED[type_][1:] + f"{_WORD_BYTES - struct.calcsize(_FIXED[type_])}x" for type_ in types)
+    words = (FIXED[type_][1:] + f"{_WORD_BYTES - struct.calcsize(FIXED[type_])}x" for type_ in types)
     return struct.Struct("<Q" + "".join(words))
 
 
@@ -123,8 +123,8 @@ def _without(nulls: int, values: Sequence[Value]) -> tuple[Value, ...]:
 def reader_of(type_: SparkType) -> Read:
     """A reader for values of this type; CheckpointInvalid for an unknown type."""
     match type_:
-        case Primitive(name) if name in _FIXED:
-            fixed = struct.Struct(_FIXED[name])
+        case Primitive(name) if name in FIXED:
+            fixed = struct.Struct(FIXED[name])
             return lambda row, at: fixed.unpack_from(row, at)[0]
         case Primitive(name) if name in _TEXTS:
             return _variable(_TEXTS[name])
@@ -140,7 +140,7 @@ def reader_of(type_: SparkType) -> Read:
             return _variable(_array_reader(element))
         case Map(key, value):
             return _variable(_map_reader(key, value))
-    raise CheckpointInvalid(f"Types that are known: {', '.join([*_FIXED, *_TEXTS])}, decimal, struct, array, map")
+    raise CheckpointInvalid(f"Types that are known: {', '.join([*FIXED, *_TEXTS])}, decimal, struct, array, map")
 
 
 def _variable(convert: Callable[[bytes], Value]) -> Read:
@@ -163,11 +163,11 @@ def _decimal_reader(type_: Decimal) -> Read:
 
 
 def _array_reader(element: SparkType) -> Callable[[bytes], tuple[Value, ...]]:
-    read, size = reader_of(element), _element_bytes(element)
+    read, size = reader_of(element), element_bytes(element)
 
     def read_array(array: bytes) -> tuple[Value, ...]:
         (count,) = _COUNT.unpack_from(array)
-        first = _WORD_BYTES + _null_bytes(count)
+        first = _WORD_BYTES + null_bytes(count)
         return tuple(None if _is_null(array, i) else read(array, first + i * size) for i in range(count))
 
     return read_array
@@ -184,14 +184,14 @@ def _map_reader(key: SparkType, value: SparkType) -> Callable[[bytes], tuple[Val
     return read_map
 
 
-def _element_bytes(type_: SparkType) -> int:
+def element_bytes(type_: SparkType) -> int:
     """The size of an element in an array: less than 8 bytes for the small types."""
-    return struct.calcsize(_FIXED[type_.name]) if isinstance(type_, Primitive) and type_.name in _FIXED else _WORD_BYTES
+    return struct.calcsize(FIXED[type_.name]) if isinstance(type_, Primitive) and type_.name in FIXED else _WORD_BYTES
 
 
 def _is_null(array: bytes, index: int) -> bool:
     return bool(array[_WORD_BYTES + index // 8] & 1 << index % 8)
 
 
-def _null_bytes(count: int) -> int:
+def null_bytes(count: int) -> int:
     return (count + 63) // 64 * 8
