@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stateside.core.storage import Storage
 from stateside.spark_state.batch_log import Commit
 from stateside.spark_state.changelog import read_changelog
-from stateside.spark_state.schema import Column
 from stateside.spark_state.state_writer import ChangelogWriter, RowEncoder
+from stateside.spark_state.types import Column
 from tests.rows import VALUES, encode_row, values_of
 
 TYPES = sorted(type_ for type_ in VALUES if type_ != "void")

@@ -38,10 +38,9 @@ from stateside.core.progress import Watch, nobody
 from stateside.core.storage import Storage, make_durable, write_atomically
 from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
 from stateside.spark_state.changelog import read_changelog
-from stateside.spark_state.provider import Provider, provider_of
-from stateside.spark_state.rocksdb_snapshot import StateSnapshot, newest_chain
-from stateside.spark_state.schema import Column, StateSchema, read_schema
+from stateside.spark_state.provider import Provider, newest_chain, provider_of
 from stateside.spark_state.state_writer import ChangelogWriter, RowEncoder
+from stateside.spark_state.types import Column, StateSchema, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder
 from stateside.views.catalogue import Catalogue, ViewColumn
 
@@ -137,19 +136,19 @@ def state_rows(
     checkpoint: Checkpoint, commit: Commit, operator: int, partition: int, scratch: Path
 ) -> Iterator[StateRow]:
     """The rows of one partition after a batch: those of the newest snapshot, with the changes after it."""
-    chain = newest_chain(checkpoint.storage, commit, operator, partition)
+    chain = newest_chain(checkpoint, checkpoint.plan(commit.batch), commit, operator, partition)
     if chain is None:
         raise CheckpointGap(
             f"The state of batch {commit.batch} is not complete in partition {partition}",
             where=checkpoint.storage.path(f"state/{operator}/{partition}"),
         )
-    changed: dict[bytes, bytes | None] = {}
-    for each in chain.changelogs:
-        changelog = read_changelog(checkpoint.storage, each, operator, partition)
+    storage, changed = checkpoint.storage, dict[bytes, bytes | None]()
+    for each in chain.changes:
+        changelog = chain.read_changes(storage, each, prefixed=False)
         changed.update((change.key, change.value) for change in changelog.changes)
-    if (name := chain.snapshot_name()) is not None:
-        with StateSnapshot(checkpoint.storage, name, scratch / f"{operator}-{partition}") as snapshot:
-            for row in snapshot.rows():
+    if chain.snapshot is not None:
+        with chain.open_snapshot(storage, scratch / f"{operator}-{partition}") as snapshot:
+            for row in (row for block in snapshot.blocks() for row in block):
                 if row.key not in changed:
                     assert row.value is not None, "a snapshot has rows only"
                     yield row.key, row.value

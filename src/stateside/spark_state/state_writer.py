@@ -20,8 +20,7 @@ import lz4.block
 import xxhash
 
 from stateside.spark_state.compression import CHECKSUM_MASK, LZ4, LZ4_HEADER, LZ4_MAGIC, SEED, STORED
-from stateside.spark_state.schema import Column
-from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
+from stateside.spark_state.types import Array, Column, Decimal, Map, Primitive, SparkType, Struct, parse_type
 from stateside.spark_state.unsafe_row import FIXED, Value, element_bytes, null_bytes
 
 Encode = Callable[[Any], bytes]
