@@ -282,6 +282,22 @@ def test_readers_of_a_running_job_switch_without_a_failed_or_mixed_answer(shop: 
     assert rows_of(shop.layout, "total") == shop.expected(rows_position(shop))
 
 
+def test_a_leader_hands_over_to_the_process_that_applies_a_change(shop: Shop) -> None:
+    old, new = shop.version("old", OLD), shop.version("new", NEW)
+    lease = ("--standby", "--lease-s", "4", "--standby-scope", "machine")
+    shop.append(100)
+    job = shop.start("run", old, *lease)
+    wait_until(lambda: shop.has_all("total"))
+    applied = shop.start("apply", new, "--lease-s", "4", "--standby-scope", "machine")
+    assert job.wait(120) == 0 and "has handed over" in job.communicate()[0]
+    shop.append(10)
+    wait_until(lambda: shop.layout.view("total").generation == 2 and shop.has_all("total"))
+    applied.send_signal(signal.SIGTERM)
+    said = applied.communicate(timeout=60)[0]
+    assert applied.returncode == 0 and "leads from epoch 2 on" in said, said
+    assert rows_of(shop.layout, "total") == shop.expected()
+
+
 def rows_position(shop: Shop) -> int:
     from stateside.core.storage import Storage
     from stateside.spark_state.batch_log import Checkpoint
