@@ -24,6 +24,7 @@ from stateside.core.processes import EXIT_FINAL, Child, free_port
 from stateside.journal import Event, JournalWriter, open_journal
 from stateside.testing import rows as rows_of
 from stateside.views.heartbeat import Heartbeat
+from tests.docs.commands import commands
 from tests.serving.conftest import wait_until_it_answers
 from tests.waiting import WAIT_S_MAX, wait_until
 
@@ -61,6 +62,7 @@ apply(
     on_step=lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == step else None,
 )
 """
+CHECK, APPLY, REFOLD, ROLLBACK, DROP = range(5)  # the commands on docs/change.md
 ENTITIES = 20
 
 
@@ -95,6 +97,12 @@ class Shop:
         child = self.start(*arguments)
         output = child.communicate(timeout=300)[0]
         return child.returncode, output
+
+    def shown(self, number: int, target: str = "") -> tuple[int, str]:
+        """Call a command of the page on changes, by its number there."""
+        places = {"shop:app": target, "spending": "total"}
+        words = [places.get(word, word) for word in commands("change.md")[number] if word not in ("--dir", "data")]
+        return self.call(*words)
 
     def run_to_end(self, target: str, *views: str) -> None:
         child = self.start("run", target)
@@ -138,40 +146,34 @@ def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
 def test_a_change_is_refused_then_applied_while_nothing_runs_and_taken_back(shop: Shop) -> None:
     old, new = shop.version("old", OLD), shop.version("new", NEW)
     shop.append(300)
-    code, said = shop.call("check", old)
+    code, said = shop.shown(CHECK, old)
     assert (code, said.split()) == (0, ["total", "new", "300", "events", "to", "fold"]), "it never ran"
     shop.run_to_end(old, "total")
 
     code, refused = shop.call("run", new)
     assert code == EXIT_FINAL and "needs a backfill" in refused, refused
-    code, checked = shop.call("check", new)
-    line = next(line for line in checked.splitlines() if "needs a backfill" in line)
-    assert code == 1 and line in refused, "the run shows the same table"
-    assert "its column 'orders' is new" in line and "300 events to fold" in line and "bytes" in line
-    command = f"stateside apply new:app --dir {shop.layout.root}"
-    assert command in checked and command in refused
-    (told,) = json.loads(shop.call("check", new, "--json")[1])
-    assert (told["view"], told["verdict"], told["events"]) == ("total", "needs a backfill", 300)
+    code, checked = shop.call("check", new, "--json")
+    (told,) = json.loads(checked)
+    assert (code, told["view"], told["verdict"], told["events"]) == (1, "total", "needs a backfill", 300)
+    assert "its column 'orders' is new; 300 events to fold" in refused and told["why"] in refused
+    assert f"stateside apply new:app --dir {shop.layout.root}" in refused
 
     shop.append(100)
-    code, said = shop.call("apply", new)
+    code, said = shop.shown(APPLY, new)
     assert code == 0 and "generation 2 is served from now on; generation 1 is kept" in said, said
     assert rows_of(shop.layout, "total") == shop.expected()
-    code, said = shop.call("check", new)
-    assert (code, said.split()) == (0, ["total", "continues"])
-    code, said = shop.call("check", old)
-    assert code == 1 and "its column 'orders' is gone" in said
-
     shop.append(50)
     code, said = shop.call("apply", old)
-    assert code == 0 and "50 events folded" not in said and "150 events folded" in said, "only what it lacks"
+    assert code == 0 and "total: 150 events folded" in said, "only what it lacks"
     pointer = shop.layout.pointers()["total"]
     assert (pointer.current.number, [each.number for each in pointer.kept]) == (1, [2])  # type: ignore[union-attr]
     assert rows_of(shop.layout, "total") == without(shop.expected(), "orders")
-    shop.run_to_end(old, "total")
-    assert shop.call("rollback", "--view", "total")[0] == 0
+    assert shop.shown(ROLLBACK)[0] == 0
     assert rows_of(shop.layout, "total") == shop.expected(400), "as of its last batch"
     shop.run_to_end(new, "total")
+    assert rows_of(shop.layout, "total") == shop.expected()
+    code, said = shop.shown(DROP)
+    assert code == 0 and "bytes are free again" in said and shop.layout.pointers()["total"].kept == ()
     assert rows_of(shop.layout, "total") == shop.expected()
 
 
@@ -282,6 +284,22 @@ def test_readers_of_a_running_job_switch_without_a_failed_or_mixed_answer(shop: 
     assert rows_of(shop.layout, "total") == shop.expected(rows_position(shop))
 
 
+def test_a_leader_hands_over_to_the_process_that_applies_a_change(shop: Shop) -> None:
+    old, new = shop.version("old", OLD), shop.version("new", NEW)
+    lease = ("--standby", "--lease-s", "4", "--standby-scope", "machine")
+    shop.append(100)
+    job = shop.start("run", old, *lease)
+    wait_until(lambda: shop.has_all("total"))
+    applied = shop.start("apply", new, "--lease-s", "4", "--standby-scope", "machine")
+    assert job.wait(120) == 0 and "has handed over" in job.communicate()[0]
+    shop.append(10)
+    wait_until(lambda: shop.layout.view("total").generation == 2 and shop.has_all("total"))
+    applied.send_signal(signal.SIGTERM)
+    said = applied.communicate(timeout=60)[0]
+    assert applied.returncode == 0 and "leads from epoch 2 on" in said, said
+    assert rows_of(shop.layout, "total") == shop.expected()
+
+
 def rows_position(shop: Shop) -> int:
     from stateside.core.storage import Storage
     from stateside.spark_state.batch_log import Checkpoint
@@ -300,8 +318,8 @@ def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(
         assert ended.returncode == -signal.SIGKILL, (step, ended.stderr)
         rows = rows_of(shop.layout, "total")
         assert rows == (shop.expected() if step == 7 else without(shop.expected(), "orders")), step
-    code, said = shop.call("apply", new)
-    assert (code, "Nothing has changed" in said) == (0, True), said
+    code, said = shop.shown(REFOLD, new)
+    assert code == 0 and "generation 3 is served from now on; generation 2 is kept" in said, said
     shop.append(10)
     shop.run_to_end(new, "total")
     assert rows_of(shop.layout, "total") == shop.expected()

@@ -19,7 +19,12 @@ from stateside.pipeline.apply import drop, roll_back, switched
 from stateside.pipeline.comparison import ViewChange
 from stateside.replica.tail import Tail
 from stateside.serving.access.guard import Guard
+from stateside.serving.changes.feed import Feeds
+from stateside.serving.changes.subscription import Subscription
+from stateside.serving.changes.watch import Watch
 from stateside.serving.follower import Follower
+from stateside.serving.rows.floor import Floor
+from stateside.serving.rows.scope import EVERYTHING
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn, StateColumn, ViewColumn
@@ -242,6 +247,29 @@ def test_a_cursor_stays_on_its_generation_while_it_is_kept(layout: Layout, folds
     assert "Begin again" in json.dumps(problem)
     _, rest = server.get(f"?limit=1&cursor={newest['cursor']}")
     assert (rest["stamp"]["generation"], rest["rows"]) == (2, [{"word": "b", "count": 6, "sum": 60}])
+
+
+def test_a_subscriber_ends_with_the_new_generation_s_rows(layout: Layout, folds: tuple[Fold, Fold]) -> None:
+    views = ViewReaders(layout)
+    feeds = Feeds(views)
+
+    async def watched(switches: bool) -> str:
+        reader = views.get("counts")
+        watch = Watch(feeds.of(reader), Subscription.ask(reader.shape, [], None, EVERYTHING))
+        parts = watch.parts(await watch.begin(None, Floor()))
+        found = [(await anext(parts)).decode() for _ in range(2)]
+        if switches:
+            folds[1].go_on(10, a=[4, 40], b=[6, 60])
+            switch(layout)
+            found += [part.decode() async for part in parts]
+        await parts.aclose()
+        return "".join(found)
+
+    first = asyncio.run(watched(switches=True))
+    assert '"count":4}' in first and first.rindex("event: reset") < first.rindex("event: end")
+    assert first.endswith("\n\n") and "id:\nevent: reset" in first, "the last id is void, for browsers too"
+    again = asyncio.run(watched(switches=False))
+    assert "event: snapshot" in again and '"sum":40}' in again and '"generation":2' in again
 
 
 def test_damaged_pointers_are_refused_and_not_taken_for_none(layout: Layout, folds: tuple[Fold, Fold]) -> None:

@@ -1,4 +1,4 @@
-"""Commands for an application's folder: create, run, append, dead letters; the demo and the doctor."""
+"""Commands for an application's folder: create, run, check and apply changes, append, dead letters; demo and doctor."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def demo(
     sys.exit(0 if report.ok else 1)
 
 
-def setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     """A flag for each setting in `pipeline.settings`."""
     from stateside.pipeline.settings import flag, table
 
@@ -90,14 +90,17 @@ def setting_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_CONFIG = click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings: this file, not stateside.toml."
+)
+
+
 @click.command()
 @click.argument("target")
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
-@click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings: this file, not stateside.toml."
-)
+@_CONFIG
 @click.option("--json", "as_json", is_flag=True, help="A JSON line on stdout for each batch and change of state.")
-@setting_flags
+@_setting_flags
 def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tuple[str, ...], **flags: Any) -> None:
     """Run an application's views on Spark, until Ctrl-C or SIGTERM.
 
@@ -115,12 +118,12 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
 
     from stateside.pipeline import foreground
 
-    app, settings = loaded(target, config, spark, flags)
-    with telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
+    app, settings = _loaded(target, config, spark, flags)
+    with _telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
         foreground.run_application(app, folder.absolute(), settings, teller)
 
 
-def loaded(
+def _loaded(
     target: str, config: Path | None, spark: tuple[str, ...], flags: Mapping[str, Any]
 ) -> tuple[App, RunSettings]:
     """The application, and its settings with these flags."""
@@ -135,7 +138,7 @@ def loaded(
 
 
 @contextmanager
-def telling(title: str, as_json: bool) -> Iterator[Teller]:
+def _telling(title: str, as_json: bool) -> Iterator[Teller]:
     """Where a run reports to: a live table on a terminal, or lines."""
     from rich.console import Console
 
@@ -156,6 +159,95 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
         if "=" not in text:
             raise SettingInvalid(f"{text!r} is no setting of Spark's", next_step="Write --spark spark.name=value")
     return dict(text.split("=", 1) for text in texts)
+
+
+_DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+_VIEW = click.option("--view", "name", required=True, metavar="VIEW", help="The view.")
+
+
+@click.command()
+@click.argument("target")
+@click.option("--dir", "folder", type=FOLDER, help="Compare with what runs in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def check(target: str, folder: Path | None, as_json: bool) -> None:
+    """Compare an application with its folder: what continues, what has to be folded again, and at which cost.
+
+    TARGET names the application like `shop:app`. Without --dir: whether the application loads and all its views can be
+    planned. Spark is started only where kind, key and source do not show the difference. The exit code is 1 if `run`
+    would refuse the application.
+    """
+    from stateside.core.layout import Layout
+    from stateside.pipeline import comparison
+    from stateside.pipeline.apply import compared
+
+    app, settings = _loaded(target, None, (), {})
+    found = compared(app, settings, folder and folder.absolute())
+    click.echo(json.dumps(comparison.as_json(found), indent=2) if as_json else comparison.table(found))
+    if folder is not None and not as_json and any(each.refused or each.was for each in found):
+        click.echo(f"To make these changes while the old rows are served:\n  {comparison.command(app, Layout(folder))}")
+    sys.exit(1 if any(each.refused for each in found) else 0)
+
+
+@click.command()
+@click.argument("target")
+@_DIR
+@click.option("--view", "views", multiple=True, metavar="VIEW", help="Only the changes of this view; several times.")
+@click.option("--refold", multiple=True, metavar="VIEW", help="Fold this view again although it did not change.")
+@click.option("--exit", "exit_", is_flag=True, help="End after the switch, even if a job was running before.")
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="A JSON line on stdout for each batch and change of state.")
+@_setting_flags
+def apply(
+    target: str,
+    folder: Path,
+    views: tuple[str, ...],
+    refold: tuple[str, ...],
+    exit_: bool,
+    config: Path | None,
+    as_json: bool,
+    spark: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Make the changes that `stateside check` shows, while the old rows are served.
+
+    Each changed view is folded again from its source, beside the old one, and takes its place at one moment for all
+    servers. A job that runs in this folder goes on meanwhile, and hands over at the end: then this command goes on as
+    the run of the changed application. If it is ended before, repeat it: it resumes where it was.
+    """
+    from stateside.pipeline.apply import Wanted
+    from stateside.pipeline.apply import apply as make
+
+    app, settings = _loaded(target, config, spark, flags)
+    click.echo(f"Starting Spark to change {target} in {folder} …", err=True)
+    with _telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
+        make(app, folder.absolute(), settings, teller, Wanted(views, refold, exit_))
+
+
+@click.command()
+@_DIR
+@_VIEW
+def rollback(folder: Path, name: str) -> None:
+    """Go back to the generation of a view that was served before its last change. The job must be stopped.
+
+    Its rows are those of the switch, until the application that folded it runs again. To go back while the job runs,
+    apply the old application.
+    """
+    from stateside.core.layout import Layout
+    from stateside.pipeline.apply import roll_back
+
+    generation = roll_back(Layout(folder), name)
+    click.echo(f"{name}: generation {generation.number} is served again. Run the application that it belongs to.")
+
+
+@click.command(name="drop-generation")
+@_DIR
+@_VIEW
+def drop_generation(folder: Path, name: str) -> None:
+    """Delete the kept generations of a view; or all of a view that the application no longer declares."""
+    from stateside.core.layout import Layout
+    from stateside.pipeline.apply import drop
+
+    click.echo(f"{drop(Layout(folder), name):,} bytes are free again.")
 
 
 @click.command()

@@ -236,32 +236,33 @@ class _Applying:
 
     def _taken_over(self, driver: int, session: SparkSession, stack: ExitStack) -> tuple[bool, Leadership | None]:
         """Whether a job was running, and the leadership where there is a lease; now this process is the only driver."""
-        was_running = not try_lock_open(driver)
-        leadership = None
-        if needs_lease(self._layout, self._settings):
-            try_lock_open(driver, shared=True)  # as all leaders do
-            asking = replace(self._settings, take_over=True)
-            candidate = stack.enter_context(standing_by(self._layout, asking, self._told_to_stop))
-            if candidate is not None:
-                leadership = lead(candidate, self._layout, asking, self._told_to_stop, self._teller.note)
-            if leadership is None:
-                raise _Stopped
-            stack.callback(leadership.release)
-        elif was_running:
+        was_running, leads = not try_lock_open(driver), needs_lease(self._layout, self._settings)
+        if not try_lock_open(driver, shared=leads):  # leaders share the lock: this job has no lease
             self._teller.note("The running job is asked to stop after its batch")
-            self._ask(driver)
+            self._ask(driver, shared=leads)
+        leadership = self._elected(stack) if leads else None
         check_whole(self._layout)
         note_holders(driver, os.getpid(), *filter(None, [jvm_pid(session)]))
         return was_running, leadership
 
-    def _ask(self, driver: int) -> None:
+    def _elected(self, stack: ExitStack) -> Leadership:
+        asking = replace(self._settings, take_over=True)
+        candidate = stack.enter_context(standing_by(self._layout, asking, self._told_to_stop))
+        if candidate is not None:
+            leadership = lead(candidate, self._layout, asking, self._told_to_stop, self._teller.note)
+            if leadership is not None:
+                stack.callback(leadership.release)
+                return leadership
+        raise _Stopped
+
+    def _ask(self, driver: int, *, shared: bool) -> None:
         """Have the running job stop. A run that is just starting removes the request, so the request is repeated."""
 
         def is_free() -> bool:
             if self._told_to_stop():
                 raise _Stopped
             self._layout.handover.touch()
-            return try_lock_open(driver)
+            return try_lock_open(driver, shared=shared)
 
         try:
             if not wait_until(is_free, HANDOVER_S_MAX, _POLL_S):

@@ -417,7 +417,7 @@ class LiveTable:
 
     def note(self, what: str) -> None:
         """Print above the table."""
-        self._console.print(what)
+        self._console.print(what, markup=False)
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
         """Keep the heartbeat and batches for the next refresh."""

@@ -30,7 +30,7 @@ from stateside.replica.changes import Extent
 from stateside.replica.key_table import behind
 from stateside.replica.store import Snapshot
 from stateside.serving.changes.pages import GONE, paged, stamped
-from stateside.serving.changes.sse import EventId, changes_event, comment, event, pulse_event, told
+from stateside.serving.changes.sse import NO_ID, EventId, changes_event, comment, event, pulse_event, told
 from stateside.serving.changes.subscription import Looks, ShownChange, Subscription
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
@@ -180,9 +180,9 @@ class Feed:
     def leave(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
 
-    def end(self, reason: str, detail: str) -> None:
+    def end(self, reason: str, detail: str, before: bytes = b"") -> None:
         """End the feed: send the reason to all watchers, and to watchers that join later."""
-        self._ended = Item(told("end", reason, detail), last=True)
+        self._ended = Item(before + told("end", reason, detail), last=True)
         for watcher in self._watchers:
             watcher.put(self._ended)
         self._watchers.clear()
@@ -201,8 +201,13 @@ class Feed:
 
     async def _look(self) -> None:
         try:
-            if self._views.get(self._name) is not self.reader:
-                self.end("redeclared", "The view was declared again. Connect again")
+            reader = self._views.get(self._name)
+            if reader is not self.reader:
+                void = NO_ID + told(
+                    "reset", "generation", f"Generation {reader.layout.generation} of the view is served"
+                )
+                same = reader.layout == self.reader.layout
+                self.end("redeclared", "The view was declared again. Connect again", b"" if same else void)
                 return
             await self._move()
             self._keep_alive()

@@ -118,4 +118,5 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
+NO_ID = b"id:\n"  # before an event: the client connects again without an id, for no batch of the stream is known then
 OPENING = f"retry: {RETRY_MS}\n\n".encode()
