@@ -14,7 +14,6 @@ from stateside.core.errors import CheckpointInvalid, ValueOverflow, ViewInvalid
 from stateside.views.catalogue import Catalogue, Computed, KeyColumn, StateColumn, ViewColumn
 from stateside.views.functions import (
     ComputedColumns,
-    FunctionTable,
     KnownFunctions,
     check_computed,
     computed_buffers,
@@ -124,7 +123,8 @@ def test_a_table_whose_entries_were_changed_is_not_followed(tmp_path: Path) -> N
     functions = KnownFunctions("bill", path)
     extend_functions(path, {("basic",): BASIC})
     functions.of(("basic",))
-    FunctionTable({("basic",): Tiers((Tier(0, 1, 1),)), ("plus",): BASIC}).save(path)
+    path.unlink()
+    extend_functions(path, {("basic",): Tiers((Tier(0, 1, 1),)), ("plus",): BASIC})
     with pytest.raises(CheckpointInvalid, match="The function for basic is"):
         functions.of(("plus",))
     assert functions.of(("basic",)) == BASIC

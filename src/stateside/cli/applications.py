@@ -13,6 +13,7 @@ import click
 
 from stateside.cli.group import FILE, FOLDER, PORT
 from stateside.cli.kafka import journal_at, kafka_option
+from stateside.cli.tables import show_json, show_result
 from stateside.core.errors import RequestInvalid, SettingInvalid
 
 if TYPE_CHECKING:
@@ -303,8 +304,7 @@ def append(
             counts = f"{intake.stored:,} events stored, {intake.repeated:,} repeated, {intake.refused:,} lines refused"
             click.echo(counts, err=True)
         told = {"receipt": str(intake.receipt), "stored": intake.stored, "repeated": intake.repeated}
-        told["refused"] = intake.refused
-        click.echo(json.dumps(told) if as_json else told["receipt"])
+        show_result(told | {"refused": intake.refused}, str(intake.receipt), as_json)
 
 
 def _writer(folder: Path, kafka: str | None, node: str | None, take_over: bool) -> Writer:
@@ -328,7 +328,6 @@ def dead_letters(folder: Path, view: str | None, as_json: bool) -> None:
     With --json each line has the event in the form of `stateside append`: mend the event, give it a new id, and append
     it. Billing's dead letters have commands of their own: `stateside billing dead-letters`.
     """
-    from stateside.cli.tables import show_json
     from stateside.core.layout import Layout
     from stateside.pipeline.dead_letters import stored_letters
 

@@ -21,7 +21,7 @@ import click
 from stateside.cli.applications import append
 from stateside.cli.group import FILE, FOLDER
 from stateside.cli.kafka import create, journal_at, journal_place, kafka_option, kafka_statistics, query_views
-from stateside.cli.tables import bar, readable, show_json
+from stateside.cli.tables import bar, readable, show_json, show_result
 from stateside.core.errors import EntityUnknown, PositionInvalid, RequestInvalid
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stateside.journal.contract import Journal
     from stateside.journal.queries import FoundEvent, Queries
 
+_TELL_S: Final = 1.0
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -168,7 +169,7 @@ def ids(
     """Print the ids of all entities, in byte order, one a line."""
     with _queries(folder, kafka) as queries:
         for entity in islice(queries.entities(prefix, after).current(), limit):
-            show_json({"entity": entity}, lines=True) if as_json else click.echo(entity)
+            show_result({"entity": entity}, entity, as_json)
 
 
 @journal.command()
@@ -182,7 +183,7 @@ def tags(folder: Path | None, kafka: str | None, prefix: str, as_json: bool) -> 
     with query_views(folder, kafka) as views:
         found = tags_of(views, prefix)
     for tag, events in found.items():
-        show_json({"tag": tag, "events": events}, lines=True) if as_json else click.echo(f"{events:>12,}  {tag}")
+        show_result({"tag": tag, "events": events}, f"{events:>12,}  {tag}", as_json)
 
 
 @journal.command()
@@ -229,11 +230,8 @@ def export(folder: Path | None, kafka: str | None, out: Path, format_: Any, as_j
             with bar("exporting") as watch:
                 done = run_export(queries.stream, selection, out, chosen, watch)
     told = {"events": done.events, "position": str(done.position)}
-    to_stderr = str(out) == "-"
-    if as_json:
-        click.echo(json_line(told), err=to_stderr)
-    else:
-        click.echo(f"{done.events:,} events; the next export goes on --from {done.position}", err=to_stderr)
+    text = f"{done.events:,} events; the next export goes on --from {done.position}"
+    show_result(told, text, as_json, err=str(out) == "-")
 
 
 @journal.command()
@@ -249,7 +247,7 @@ def views(folder: Path, kafka: str | None, rebuild: bool, as_json: bool) -> None
     with query_views(folder, kafka) as followed, bar("following the journal") as watch:
         follow = followed.rebuild if rebuild else followed.follow
         position = follow(watch)
-    click.echo(json_line({"position": str(position)}) if as_json else str(position))
+    show_result({"position": str(position)}, str(position), as_json)
 
 
 journal.add_command(append)
@@ -297,23 +295,13 @@ def _show_event(found: FoundEvent, as_json: bool) -> None:
     from stateside.journal.json_lines import fields_of
 
     fields = fields_of(found.event)
-    if as_json:
-        click.echo(json_line({"position": str(found.position)} | fields))
-        return
     event = found.event
     time = (EPOCH + timedelta(microseconds=event.time_us)).isoformat().replace("+00:00", "Z")
     number = "-" if event.sequence is None else event.sequence
-    shown = fields.get("data") or json_line(fields["payload"])
+    shown = fields.get("data") or json.dumps(fields["payload"], ensure_ascii=False)
     marks = f"  [{', '.join(event.tags)}]" if event.tags else ""
-    click.echo(f"{found.position!s:>10}  {time}  {event.entity} {number}  {event.type}  {shown}{marks}")
-
-
-def json_line(document: Any) -> str:
-    """A document as JSON in one line."""
-    return json.dumps(document, ensure_ascii=False)
-
-
-_TELL_S = 1.0
+    text = f"{found.position!s:>10}  {time}  {event.entity} {number}  {event.type}  {shown}{marks}"
+    show_result({"position": str(found.position)} | fields, text, as_json)
 
 
 @journal.command()
@@ -364,11 +352,8 @@ def _go_on(merger: Merger, came: list[int], as_json: bool) -> None:
 
 def _tell(merger: Merger, moved: int, as_json: bool) -> None:
     told = {"merged": moved, "position": str(merger.end), "gaps": len(merger.gaps())}
-    if as_json:
-        click.echo(json_line(told))
-    else:
-        waiting = f"; {told['gaps']:,} entities wait for a missing event" if told["gaps"] else ""
-        click.echo(f"{moved:,} events merged, up to {told['position']}{waiting}")
+    waiting = f"; {told['gaps']:,} entities wait for a missing event" if told["gaps"] else ""
+    show_result(told, f"{moved:,} events merged, up to {told['position']}{waiting}", as_json)
 
 
 def _durable(journal: Path) -> int:
@@ -379,7 +364,6 @@ def _durable(journal: Path) -> int:
 
 
 def _check(journal: Path) -> None:
-    from stateside.core.errors import RequestInvalid
     from stateside.journal.backends.files.segment import segment_offsets
 
     if segment_offsets(journal):
@@ -400,7 +384,7 @@ def readers(folder: Path, as_json: bool) -> None:
 
     for reader in known_readers(Layout(folder)):
         told = {"reader": reader.name, "position": str(reader.position)}
-        click.echo(json_line(told) if as_json else f"{told['position']:>12}  {reader.name}")
+        show_result(told, f"{told['position']:>12}  {reader.name}", as_json)
 
 
 def _retention_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -458,10 +442,8 @@ def trim(folder: Path, keep_days: float, as_json: bool) -> None:
     from stateside.journal.admin import trim as run_trim
 
     told = _told(run_trim(Layout(folder).journal, _days_ago_us(keep_days) if keep_days else None))
-    if as_json:
-        click.echo(json_line(told))
-    else:
-        click.echo(f"{told['segments']:,} segments with {told['events']:,} events dropped from the nodes' logs")
+    text = f"{told['segments']:,} segments with {told['events']:,} events dropped from the nodes' logs"
+    show_result(told, text, as_json)
 
 
 def _drop(
@@ -478,11 +460,8 @@ def _drop(
     with bar("archiving segments") as watch:
         done = drop_all(place, position, known_readers(Layout(folder)), archive_folder, watch)
     told = _told(done) | {"archived": [str(path) for dropped in done.values() for path in dropped.archived]}
-    if as_json:
-        click.echo(json_line(told))
-    else:
-        counts = f"{told['segments']:,} segments with {told['events']:,} events dropped"
-        click.echo(f"{counts}; it begins at {told['begin']} now")
+    counts = f"{told['segments']:,} segments with {told['events']:,} events dropped"
+    show_result(told, f"{counts}; it begins at {told['begin']} now", as_json)
 
 
 def _told(done: Mapping[str, Dropped]) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stateside.cli.group import FOLDER
+from stateside.cli.tables import show_result
 from stateside.core.errors import RequestInvalid, ViewUnknown
 
 if TYPE_CHECKING:
@@ -103,6 +103,6 @@ def _view(folder: Path, name: str | None) -> ViewLayout:
 def _show(found: list[Savepoint], as_json: bool) -> None:
     for one in found:
         line = f"{one.name:<28}  batch {one.batch:>8,}  position {one.position!s:<16}  {one.bytes:>14,} bytes"
-        click.echo(json.dumps(one.as_dict()) if as_json else line)
+        show_result(one.as_dict(), line, as_json)
     if not found and not as_json:
         click.echo("There is no savepoint.")

@@ -93,6 +93,11 @@ def show_json(document: Any, *, lines: bool = False) -> None:
     click.echo(json.dumps(document, indent=None if lines else 2, ensure_ascii=False))
 
 
+def show_result(document: Any, text: str, as_json: bool, *, err: bool = False) -> None:
+    """Print a result in one line: as JSON for machines, as this text for people; with `err` on standard error."""
+    click.echo(json.dumps(document, ensure_ascii=False) if as_json else text, err=err)
+
+
 def readable(name: str, value: Any) -> str:
     """A value of this column for people."""
     if value is None:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateside.core.errors import CheckpointInvalid, ValueOverflow, ViewInvalid
-from stateside.core.storage import write_atomically
+from stateside.core.json_file import JsonFile
 from stateside.spark_state.arrow_rows import array_of, filled_numbers, valid_rows
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import Value
@@ -43,7 +43,7 @@ VERSION = 1
 GROUP = "stateside.functions"
 TYPE = "long"  # of all computed columns, and of the columns that they are computed of
 _EXAMPLE = 'Write it like computed=[Computed("amount_micros", of="quantity", by=("plan", "type"))]'
-_UNLOADABLE = (ValueError, LookupError, TypeError, AttributeError, ImportError)
+_UNLOADABLE = (ValueError, LookupError, TypeError, AttributeError)
 Key = tuple[str, ...]
 Longs = npt.NDArray[np.int64]
 
@@ -74,20 +74,7 @@ class FunctionTable:
     @classmethod
     def load(cls, path: Path) -> FunctionTable:
         """The table in a file; empty if the file does not exist yet. CheckpointInvalid if it is damaged."""
-        try:
-            content = json.loads(path.read_bytes())
-            if content["version"] != VERSION:
-                raise ValueError(f"version {content['version']!r}, not {VERSION}")
-            return cls({tuple(entry.pop("key")): _parse(entry) for entry in content["entries"]})
-        except FileNotFoundError:
-            return cls({})
-        except _UNLOADABLE as error:
-            raise CheckpointInvalid(
-                f"The functions of the view cannot be read: {error}",
-                where=str(path),
-                next_step="Restore this file from a copy, or install the package that provides the function,"
-                " and no second one",
-            ) from error
+        return _FILE.read(path) or cls({})
 
     def extended(self, entries: Iterable[tuple[Key, ColumnFunction]]) -> FunctionTable:
         """The table with more entries; CheckpointInvalid if a key exists already with another function."""
@@ -101,13 +88,23 @@ class FunctionTable:
                 )
         return FunctionTable(merged)
 
-    def save(self, path: Path) -> None:
-        """Replace the file in one step, durably; readers see the old table or this one."""
-        entries = [
-            {"key": list(key), **_document(function)}
-            for key, function in sorted(self.entries.items(), key=lambda entry: entry[0])
-        ]
-        write_atomically(path, json.dumps({"version": VERSION, "entries": entries}).encode())
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> FunctionTable:
+        return cls({tuple(entry.pop("key")): _parse(entry) for entry in document["entries"]})
+
+    def as_dict(self) -> dict[str, Any]:
+        found = sorted(self.entries.items(), key=lambda entry: entry[0])
+        return {"entries": [{"key": list(key), **_document(function)} for key, function in found]}
+
+
+_FILE = JsonFile(
+    "The functions of the view",
+    FunctionTable.parse,
+    FunctionTable.as_dict,
+    damage=CheckpointInvalid,
+    next_step="Restore this file from a copy, or install the package that provides the function, and no second one",
+    versions=(VERSION,),
+)
 
 
 def extend_functions(path: Path, entries: Mapping[Key, ColumnFunction]) -> FunctionTable:
@@ -121,7 +118,7 @@ def extend_functions(path: Path, entries: Mapping[Key, ColumnFunction]) -> Funct
             _check_loadable(key, function)
     extended = table.extended(entries.items())
     if len(extended.entries) > len(table.entries):
-        extended.save(path)
+        _FILE.write(path, extended)
     return extended
 
 
@@ -135,7 +132,10 @@ def provided_function(name: str) -> type[ColumnFunction]:
     if len(found) > 1:
         packages = sorted(each.dist.name if each.dist else each.value for each in found)
         raise ValueError(f"more than one installed package provides the function {name!r}: {', '.join(packages)}")
-    function: type[ColumnFunction] = found[name].load()
+    try:
+        function: type[ColumnFunction] = found[name].load()
+    except ImportError as error:
+        raise ValueError(f"the package that provides the function {name!r} is broken: {error}") from error
     return function
 
 
