@@ -191,8 +191,8 @@ def test_a_lock_may_be_shared_and_excludes_those_that_do_not_share_it(tmp_path: 
 HOLDER = """
 import os, subprocess, sys
 from pathlib import Path
-from tests.test_lease import hold, refusal
-handle = hold(Path(sys.argv[1]), refusal)
+from stateside.core.lease import hold
+handle = hold(Path(sys.argv[1]), RuntimeError)
 child = subprocess.Popen(["sleep", "60"], pass_fds=(handle,))
 print(child.pid, flush=True)
 child.wait()

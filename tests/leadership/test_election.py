@@ -542,3 +542,25 @@ def test_a_folder_knows_whether_anybody_ever_led_there(tmp_path: Path, hands: Ha
     assert not ApplicationLease(tmp_path).exists()
     candidate(tmp_path, "a", hands)
     assert ApplicationLease(tmp_path).exists()
+
+
+def test_a_leader_of_version_0_1_0_is_respected_and_replaced_by_files_that_it_understands(
+    tmp_path: Path, hands: Hands
+) -> None:
+    lease = tmp_path / "lease"
+    old = {"epoch": 1, "identity": "old", "token": "01234567", "host": "h", "pid": 7, "lease_s": LEASE_S, "time_us": 5}
+    for name in ("claims", "renewals", "gates", "members"):
+        (lease / name).mkdir(parents=True)
+    (lease / "claims" / "1.json").write_text(json.dumps(old))
+    (lease / "gates" / "1").symlink_to("../..")
+    standby = candidate(tmp_path, "b", hands)
+    for count in range(1, 4):
+        (lease / "renewals" / "1.json").write_text(json.dumps({"count": count, "released": False, "to": None}))
+        assert looks(standby, hands, LEASE_S - 0.5) is None
+    new = led(looks(standby, hands, LEASE_S))
+    assert {path.name for path in lease.iterdir()} == {"claims", "renewals", "gates", "members"}
+    assert json.loads((lease / "claims" / "2.json").read_bytes()).keys() == old.keys()
+    assert json.loads((lease / "renewals" / "2.json").read_bytes()) == {"count": 1, "released": False, "to": None}
+    assert Gates(tmp_path).is_shut(1)
+    new.release()
+    assert json.loads((lease / "renewals" / "2.json").read_bytes()) == {"count": 2, "released": True, "to": None}

@@ -22,6 +22,7 @@ CLOSED: Final = -1  # in place of a closed file's descriptor, a number that the 
 SWAP_S_MAX: Final = 30.0  # how long to wait for another process that swaps the same object; it may be paused
 
 _COPY_BYTES = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP)  # how a file system without hard links refuses them
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,9 @@ class LocalObjects:
     """Small objects as the files of a local folder. No folder is created: storage that is away stays away.
 
     An absent object is created by a hard link, possible for one process only, and never waits for another process. An
-    existing one is compared and replaced under a lock on `.NAME.lock`: a process that dies releases the lock, a paused
-    one keeps others waiting (TimeoutError, an OSError). So for an object that must be swapped while other processes may
-    be paused, a lease gives every epoch a name of its own.
+    existing one, and every one where the file system has no hard links, is compared and replaced under a lock on
+    `.NAME.lock`: a process that dies releases the lock, a paused one keeps others waiting (TimeoutError, an OSError).
+    So a lease that must change hands while other processes may be paused gives every epoch a name of its own.
     """
 
     folder: Path
@@ -186,14 +187,14 @@ class LocalObjects:
 
     def compare_and_swap(self, name: str, expected: str | None, content: bytes) -> bool:
         path = self.folder / name
-        if expected is None:
-            return _create(path, content)
+        if expected is None and (created := _create(path, content)) is not None:
+            return created
         lock = lock_within(path.with_name(f".{path.name}.lock"), SWAP_S_MAX)
         if lock is None:
             raise TimeoutError(errno.ETIMEDOUT, "Another process has not finished to replace this file", str(path))
         try:
             found = self.read(name)
-            if found is None or found.version != expected:
+            if (None if found is None else found.version) != expected:
                 return False
             self.replace(name, content)
             return True
@@ -207,8 +208,8 @@ class LocalObjects:
         (self.folder / name).unlink(missing_ok=True)
 
 
-def _create(path: Path, content: bytes) -> bool:
-    """Create a file with its whole content, durably, if the name is free; whether it was.
+def _create(path: Path, content: bytes) -> bool | None:
+    """Create a file with its whole content, durably, if the name is free; whether it was. None without hard links.
 
     Over a network the reply to a successful link may be lost, and the repeated call then reports that the name is
     taken: the file has two names in that case.
@@ -224,6 +225,10 @@ def _create(path: Path, content: bytes) -> bool:
             created = True
         except FileExistsError:
             created = temporary.stat().st_nlink == 2
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return None
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)

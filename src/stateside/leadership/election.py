@@ -5,10 +5,8 @@ How a candidate becomes the leader by the application's lease (`core.lease`), an
 1. The candidate takes its name among the members (`application_lease`); refused if another live process has it.
 2. The candidate watches the newest claim and its renewals, by its own clock. The leader renews four times per
    `lease_s`, a duration stored in the claim. If neither claim nor renewals change for `lease_s`, as the candidate
-   itself observed from first to last, the lease has expired. Time without readable storage does not count: the leader
-   could not renew then either. Of time in which the candidate did not look, because it was paused or slow, little
-   counts (`LeaseWatch`): the leader may have been paused as well. A lease released to this candidate or to anyone has
-   expired at once.
+   itself observed (`LeaseWatch`), the lease has expired. A lease released to this candidate or to anyone has expired at
+   once.
 3. The candidate claims the next epoch, possible for one candidate only: the others see a new claim, and go on at 2.
    From here on every `check` of the old leader fails.
 4. The candidate shuts the gates of all earlier epochs (`gate`). From here on no path of an old leader resolves: not
@@ -41,10 +39,9 @@ batch planned last, the very batch that the new leader repeats, with the same ro
 Spark's own guard remains as the second line of defence: a driver that finds `offsets/N` or `commits/N` present ends
 with CONCURRENT_STREAM_LOG_UPDATE, and state files carry the id of the attempt (checkpoint format v2).
 
-Duration of a failover: at most `lease_s` plus one look (`lease_s` / 20) after the last renewal, longer if the standby
-itself is held up; then the start of the queries, and of Spark as well if the standby is cold. After an orderly stop or
-hand-over the wait is one look. A leader hands over to a candidate that asked and has given a sign of life since the
-request was seen: until then, up to half a lease, the leader goes on working.
+A failover waits at most `lease_s` plus one look (`lease_s` / 20) after the last renewal, longer if the standby itself
+is held up; after an orderly stop or hand-over one look. A leader hands over to a candidate that asked and has given a
+sign of life since the request was seen: until then, up to half a lease, the leader goes on working.
 
 `alone` takes the leadership for a tool that changes the foundations of jobs, and needs all jobs stopped:
 

@@ -1,6 +1,7 @@
 """Owners of nodes: one at a time, fenced when they were paused, with the sequences of their entities."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -80,6 +81,18 @@ def test_an_epoch_that_cannot_be_read_stops_everybody_and_says_what_to_do(tmp_pa
             node.append([event("2")])
     with pytest.raises(JournalCorrupt, match="take the node over"):
         NodeWriter(tmp_path, "a", take_over=True)
+
+
+def test_the_epoch_that_version_0_1_0_wrote_is_continued_and_written_in_its_form(tmp_path: Path) -> None:
+    node, epoch = tmp_path / "nodes" / "a", tmp_path / "nodes" / "a" / "epoch"
+    (node / "1").mkdir(parents=True)
+    epoch.write_text("1 0123456789abcdef\n")
+    (node / "1" / "owner").write_text("12345               ")  # of a process that is gone
+    for take_over, number in ((False, 1), (True, 2)):
+        with NodeWriter(tmp_path, "a", take_over=take_over) as owner:
+            assert owner.epoch == number
+            assert re.fullmatch(rf"{number} [0-9a-f]{{16}}\n", epoch.read_text())
+            assert (node / str(number) / "owner").read_text().strip() == str(os.getpid())
 
 
 # Sequences and ids
