@@ -30,6 +30,21 @@ Kind = Literal["month", "week", "day"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
+def utc(time_us: int) -> datetime:
+    """A time, exact to the microsecond."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def local(time_us: int, time_zone: str) -> datetime:
+    """A time by the clocks of a time zone."""
+    return utc(time_us).astimezone(ZoneInfo(time_zone))
+
+
+def micros(moment: datetime) -> int:
+    """The inverse of `utc`."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """One period of a cycle: `start_us` is inclusive, `end_us` exclusive."""
@@ -64,7 +79,7 @@ class Cycle:
         _zone(self.time_zone)
 
     def containing(self, time_us: int) -> Period:
-        year = (_EPOCH + timedelta(microseconds=time_us)).year
+        year = utc(time_us).year
         days, starts_us = _around(self, year)
         after = bisect_right(starts_us, time_us)
         return Period(self._label(days[after - 1]), starts_us[after - 1], starts_us[after])
@@ -79,7 +94,7 @@ class Cycle:
         """The end of the period that contains each time."""
         if not len(times_us):
             return np.empty(0, np.int64)
-        first, last = ((_EPOCH + timedelta(microseconds=int(edge))).year for edge in (times_us.min(), times_us.max()))
+        first, last = (utc(int(edge)).year for edge in (times_us.min(), times_us.max()))
         starts_us = np.concatenate([_starts_us(self, year) for year in range(first - 1, last + 2)])
         return starts_us[np.searchsorted(starts_us, times_us, side="right")]
 
@@ -129,7 +144,7 @@ def _first_days(cycle: Cycle, year: int) -> Iterator[date]:
 
 def _midnight_us(day: date, zone: ZoneInfo) -> int:
     """Midnight of a day. A skipped midnight counts by the UTC offset before the change: the moment of the change."""
-    return (datetime(day.year, day.month, day.day, tzinfo=zone) - _EPOCH) // timedelta(microseconds=1)
+    return micros(datetime(day.year, day.month, day.day, tzinfo=zone))
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -215,13 +215,13 @@ def apply(
     servers. A job that runs in this folder goes on meanwhile, and hands over at the end: then this command goes on as
     the run of the changed application. If it is ended before, repeat it: it resumes where it was.
     """
-    from stateside.pipeline.apply import Wanted
+    from stateside.pipeline.apply import ChangeSelection
     from stateside.pipeline.apply import apply as make
 
     app, settings = _loaded(target, config, spark, flags)
     click.echo(f"Starting Spark to change {target} in {folder} …", err=True)
     with _telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
-        make(app, folder.absolute(), settings, teller, Wanted(views, refold, exit_))
+        make(app, folder.absolute(), settings, teller, ChangeSelection(views, refold, exit_))
 
 
 @click.command()

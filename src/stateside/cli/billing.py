@@ -23,9 +23,12 @@ from stateside.core.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from stateside.billing.plans.plan import PlanVersion
+    from stateside.core.layout import Layout
 
 
 _SHARE = click.FloatRange(0, 1)
+_DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="The whole stamped answer, for machines.")
 
 
 @click.command()
@@ -87,9 +90,6 @@ def generate(
 
 def report_text(found: dict[str, object]) -> str:
     """The expected outcome, for people."""
-    from stateside.billing.money import format_micros
-    from stateside.cli.tables import columns
-
     periods, events, letters = found["periods"], found["events"], found["dead_letters"]
     assert isinstance(periods, list)
     assert isinstance(events, dict)
@@ -111,7 +111,7 @@ def report_text(found: dict[str, object]) -> str:
 
 
 @click.command()
-@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+@_DIR
 def clock(folder: Path) -> None:
     """Append time's own events, until Ctrl-C or SIGTERM: recurring fees, and ticks that close periods.
 
@@ -120,18 +120,10 @@ def clock(folder: Path) -> None:
     """
     from stateside.billing.operations.clock_events import run_clock
     from stateside.core.clock import SystemClock
-    from stateside.core.layout import Layout
 
-    if not folder.is_dir():
-        raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir of the application")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    layout, stop = _layout(folder), _stop_signal()
     click.echo(f"The clock of {folder} runs.", err=True)
-    run_clock(Layout(folder), SystemClock(), stop)
-
-
-_DIR = click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="The whole stamped answer, for machines.")
+    run_clock(layout, SystemClock(), stop)
 
 
 @click.group()
@@ -297,10 +289,9 @@ def publish(file: Path, folder: Path) -> None:
     """
     from stateside.billing.operations.publication import publish as publish_version
     from stateside.billing.plans.file import parse_plan
-    from stateside.core.layout import Layout
 
     version = parse_plan(file.read_bytes(), str(file))
-    published = publish_version(Layout(_existing(folder)), version)
+    published = publish_version(_layout(folder), version)
     if published.receipt is None:
         click.echo(f"{version.id} was published before, just like this: nothing to do.", err=True)
         return
@@ -314,12 +305,8 @@ def publish(file: Path, folder: Path) -> None:
 def list_plans(folder: Path, as_json: bool) -> None:
     """List the published versions of all plans, with the time from which each is in effect."""
     from stateside.billing.book.book import current_book
-    from stateside.cli.billing import plans_text
-    from stateside.core.layout import Layout
 
-    versions = sorted(
-        current_book(Layout(_existing(folder))).plans.values(), key=lambda version: (version.plan, version.version)
-    )
+    versions = sorted(current_book(_layout(folder)).plans.values(), key=lambda version: (version.plan, version.version))
     content = {"plans": [version.as_payload() for version in versions]}
     click.echo(json.dumps(content, indent=2) if as_json else plans_text(versions))
 
@@ -337,14 +324,13 @@ def assign(customer: str, plan: str, folder: Path, effective: str | None, holder
     hour from now, which is also its default; the bill then has lines of both plans. Prints the receipt.
     """
     from stateside.billing.operations.publication import assign as assign_customer
-    from stateside.core.layout import Layout
     from stateside.serving.stamp import iso_time, parse_time
 
     try:
         effective_us = None if effective is None else parse_time(effective)
     except ValueError:
         raise RequestInvalid(f"{effective!r} is no time", next_step="Write it like 2026-02-01T00:00:00Z") from None
-    done = assign_customer(Layout(_existing(folder)), customer, plan, effective_us, holder=holder)
+    done = assign_customer(_layout(folder), customer, plan, effective_us, holder=holder)
     click.echo(f"{customer} is on the plan {plan} from {iso_time(done.effective_us)} on.", err=True)
     click.echo(str(done.receipt))
 
@@ -386,11 +372,10 @@ def replay(offset: int | None, folder: Path, changes: tuple[str, ...], all_: boo
     """
     from stateside.billing.answers.letters import letters_to_replay, parse_changes
     from stateside.billing.answers.letters import replay as replay_letters
-    from stateside.core.layout import Layout
 
     if all_ != (offset is None) or all_ != (reason is not None):
         raise RequestInvalid("Name either one OFFSET, or --all with a --reason")
-    layout = Layout(_existing(folder))
+    layout = _layout(folder)
     done = replay_letters(layout, letters_to_replay(layout, offset, reason), parse_changes(changes))
     click.echo(f"{done.appended:,} replayed, {done.already:,} were replayed before.", err=True)
     click.echo(str(done.receipt))
@@ -413,10 +398,9 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     from stateside.billing.answers.document_store import DocumentStore
     from stateside.billing.model import VIEW
     from stateside.billing.operations.delivery import DocumentDelivery, only_one
-    from stateside.core.layout import Layout
     from stateside.pipeline.sinks.http import open_endpoint
 
-    layout = Layout(_existing(folder))
+    layout = _layout(folder)
     if not name.isidentifier():
         raise RequestInvalid(f"{name!r} is no name for a delivery", next_step="Use letters, digits and underscores")
     mark = layout.view(VIEW).mark(f"delivery-{name}")
@@ -448,10 +432,13 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _existing(folder: Path) -> Path:
+def _layout(folder: Path) -> Layout:
+    """The application's folder, which exists."""
+    from stateside.core.layout import Layout
+
     if not folder.is_dir():
         raise RequestInvalid(f"There is no folder {folder}", next_step="Name the --dir of the application")
-    return folder
+    return Layout(folder)
 
 
 @click.command()

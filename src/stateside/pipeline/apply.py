@@ -70,7 +70,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChangeSelection:
     """What to apply: all changes, or those of some `views`; and views to `refold` although they did not change.
 
     `exit_`: end after the switch even if a job was running before.
@@ -87,7 +87,7 @@ class Wanted:
 def compared(app: App, settings: RunSettings, folder: Path | None) -> list[ViewChange]:
     """The verdicts on all views (`comparison`); without a folder only whether all views can be planned.
 
-    Starts Spark only if they are not all known without it. Wanted nothing except scratch files.
+    Starts Spark only if they are not all known without it. ChangeSelection nothing except scratch files.
     """
     check_app(app)
     layout = Layout(folder) if folder is not None else None
@@ -116,7 +116,7 @@ def apply(
     folder: Path,
     settings: RunSettings,
     teller: Teller,
-    wanted: Wanted | None = None,
+    wanted: ChangeSelection | None = None,
     on_step: OnStep = ignore_step,
 ) -> None:
     """Make the changes, and go on as the run of the application if one was running.
@@ -124,7 +124,7 @@ def apply(
     ViewChanged if a view must be new, PipelineRunning while another process applies changes.
     """
     check_app(app)
-    layout, wanted = Layout(folder), wanted or Wanted()
+    layout, wanted = Layout(folder), wanted or ChangeSelection()
     for name in {*wanted.views, *wanted.refold} - app.views.keys():
         raise RequestInvalid(
             f"The application {app.name!r} has no view {name!r}", next_step=f"It has: {', '.join(app.views)}"
@@ -143,7 +143,7 @@ class _Applying:
         layout: Layout,
         settings: RunSettings,
         teller: Teller,
-        wanted: Wanted,
+        wanted: ChangeSelection,
         on_step: OnStep,
         told_to_stop: Callable[[], bool],
     ) -> None:
@@ -459,7 +459,7 @@ def _no_driver(layout: Layout) -> Iterator[None]:
         os.close(handle)
 
 
-def _refuse_new(app: App, layout: Layout, found: Sequence[ViewChange], wanted: Wanted) -> None:
+def _refuse_new(app: App, layout: Layout, found: Sequence[ViewChange], wanted: ChangeSelection) -> None:
     """ViewChanged for views that cannot be folded again, or that would keep the run from going on."""
     stuck = [each for each in found if wanted.has(each) and each.verdict == "must be new"]
     if stuck:

@@ -67,7 +67,7 @@ import pyarrow.compute as pc
 
 from stateside.archive import DataFile, FollowedTable
 from stateside.billing.calendar import Cycle
-from stateside.billing.invoicing.documents import DEAD_LETTERS, DOCUMENTS, INVOICE, TIME
+from stateside.billing.invoicing.documents import DEAD_LETTERS, DOCUMENTS, INVOICE, TIME, with_micros
 from stateside.billing.model import APPLICATION, VIEW
 from stateside.core import Clock, Layout, Position, SystemClock
 from stateside.core.errors import ArchiveAway, NotFreshEnough
@@ -389,16 +389,8 @@ def _through(gate: Gate | None, documents: Iterable[Document]) -> Iterator[Docum
 
 
 def _documents(table: pa.Table | None) -> Iterator[Document]:
-    for row in [] if table is None else _with_times(table).to_pylist():
+    for row in [] if table is None else with_micros(table, "period_start", "period_end").to_pylist():
         yield _document(row)
-
-
-def _with_times(table: pa.Table) -> pa.Table:
-    for name in ("period_start", "period_end"):
-        place = table.schema.get_field_index(name)
-        times = table[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-        table = table.set_column(place, f"{name}_us", times)
-    return table
 
 
 def _document(row: Mapping[str, Any]) -> Document:

@@ -22,9 +22,8 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +33,11 @@ from stateside.billing.answers.bills import BillPeriod, rounding_of
 from stateside.billing.answers.document_store import Line
 from stateside.billing.answers.period_names import PublishedPlans
 from stateside.billing.book.book import Book, BookKeeper
-from stateside.billing.calendar import Period
-from stateside.billing.model import CLOCK, GRACE_US
+from stateside.billing.calendar import Period, local
+from stateside.billing.invoicing.amounts import longs, period_ends
+from stateside.billing.model import GRACE_US
 from stateside.billing.money import checked, round_micros
-from stateside.billing.rating.rating import PAYLOAD, events_table, rate
+from stateside.billing.rating.rating import PAYLOAD, events_table, is_usage, rate
 from stateside.core import Position
 from stateside.core.errors import StateError
 from stateside.journal import Log, payload_columns
@@ -168,13 +168,8 @@ def deduplicates(checkpoint: Checkpoint) -> bool:
 
 def _of_period(rated: pa.Table, book: Book, period: BillPeriod, *, any_currency: bool = False) -> Iterator[Counted]:
     """The events that count for the period, in the journal's order."""
-    usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
-    times_us = np.asarray(usage["time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), np.int64)
-    plans = usage["plan"].to_pylist()
-    ends_us = np.zeros(len(plans), np.int64)
-    for plan in set(plans):
-        rows = np.array([name == plan for name in plans])
-        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
+    usage = rated.filter(is_usage(rated))
+    times_us, ends_us = longs(usage["time"]), period_ends(usage, book)
     columns = [usage[name].to_pylist() for name in ("offset", "id", "type", "plan", "quantity")]
     for end_us, time_us, offset, id_, type_, plan, quantity in zip(ends_us, times_us, *columns, strict=True):
         if end_us == period.period.end_us and (any_currency or book.plans[plan].currency == period.currency):
@@ -274,7 +269,6 @@ def as_dict(period: BillPeriod, shown: Sequence[Behind], more: int | None, offse
 
 GOES_ON: Final = ("call", "message", "data")
 FORECAST_FROM: Final = 0.1  # of the period
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +288,10 @@ class PeriodTrend:
         now_us = _now_us(period, behind, watermark_us)
         added: dict[date, list[int]] = defaultdict(lambda: [0, 0])
         for event in behind:
-            day = added[_day(event.time_us, zone)]
+            day = added[local(event.time_us, zone).date()]
             day[0] += event.amount_micros
             day[1] += 1
-        until = max([_day(now_us - 1, zone), *added])
+        until = max([local(now_us - 1, zone).date(), *added])
         days = [(day, added[day][0], added[day][1]) for day in _days(period.period, zone) if day <= until]
         return cls(period, zone, now_us, days, _forecast_micros(period, plans, now_us))
 
@@ -342,11 +336,7 @@ def _forecast_micros(period: BillPeriod, plans: PublishedPlans, now_us: int) -> 
 
 
 def _days(period: Period, zone: str) -> Iterator[date]:
-    day, last = _day(period.start_us, zone), _day(period.end_us - 1, zone)
+    day, last = local(period.start_us, zone).date(), local(period.end_us - 1, zone).date()
     while day <= last:
         yield day
         day += timedelta(days=1)
-
-
-def _day(time_us: int, zone: str) -> date:
-    return (_EPOCH + timedelta(microseconds=time_us)).astimezone(ZoneInfo(zone)).date()

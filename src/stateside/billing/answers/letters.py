@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from stateside.archive import FollowedTable
 from stateside.billing.book.book import current_book
-from stateside.billing.invoicing.documents import DEAD_LETTERS
+from stateside.billing.invoicing.documents import DEAD_LETTERS, with_micros
 from stateside.billing.invoicing.repeats import REPEATED
 from stateside.billing.model import ASSIGN, PLAN, VIEW
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
@@ -87,13 +87,12 @@ class DeadLetterReader:
         if found is None:
             return []
         rest = found.filter(pc.greater(found["offset"], after)).sort_by("offset").slice(0, limit)
-        return [_letter(row) for row in _with_times(rest).to_pylist()]
+        return _letters(rest)
 
     def get(self, offset: int, before: int | None = None) -> DeadLetter | None:
         """The dead letter at this offset of the journal, or None."""
         found = self._table.read(_COLUMNS, below=_below(before), equal={"offset": offset})
-        rows = [] if found is None else _with_times(found).to_pylist()
-        return _letter(rows[0]) if rows else None
+        return next(iter([] if found is None else _letters(found)), None)
 
 
 def letters_to_replay(layout: Layout, offset: int | None, reason: str | None) -> list[DeadLetter]:
@@ -115,15 +114,8 @@ def _below(before: int | None) -> Mapping[str, int]:
     return {} if before is None else {"offset": before}
 
 
-def _with_times(table: pa.Table) -> pa.Table:
-    for name in ("time", "appended"):
-        times = table[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-        table = table.set_column(table.schema.get_field_index(name), f"{name}_us", times)
-    return table
-
-
-def _letter(row: Mapping[str, Any]) -> DeadLetter:
-    return DeadLetter(**row)
+def _letters(table: pa.Table) -> list[DeadLetter]:
+    return [DeadLetter(**row) for row in with_micros(table, "time", "appended").to_pylist()]
 
 
 def _json_or_text(payload: str) -> Any:

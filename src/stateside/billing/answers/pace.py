@@ -37,10 +37,9 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import duckdb
 import numpy as np
@@ -50,11 +49,11 @@ import pyarrow.compute as pc
 from stateside.billing.answers.explain import deduplicates
 from stateside.billing.answers.period_names import Ends
 from stateside.billing.book.book import Book, BookKeeper
-from stateside.billing.calendar import Cycle
-from stateside.billing.invoicing.amounts import Amounts, Longs
-from stateside.billing.model import CLOCK, GRACE_US, HOUR_US, VIEW
+from stateside.billing.calendar import Cycle, local
+from stateside.billing.invoicing.amounts import Amounts, Longs, groups, longs, period_ends
+from stateside.billing.model import GRACE_US, HOUR_US, VIEW
 from stateside.billing.plans.file import PlanVersion
-from stateside.billing.rating.rating import events_of, joined, rate
+from stateside.billing.rating.rating import events_of, is_usage, joined, rate
 from stateside.core import Layout, Storage, processes
 from stateside.core.errors import StateError
 from stateside.journal import PARTITION, Conditions, Log, NumberRange, open_journal, stretches
@@ -146,15 +145,11 @@ def _events(journal: Log, book: Book, ends_us: set[tuple[str, int]], stop: int) 
 
 
 def _of_periods(rated: pa.Table, book: Book, ends_us: set[tuple[str, int]]) -> pa.Table:
-    usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
-    times_us = np.asarray(usage["time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), np.int64)
-    plans = np.asarray(usage["plan"].to_pylist(), object)
-    ends, numbers = np.zeros(len(plans), np.int64), np.zeros(len(plans), np.int64)
-    wanted = np.zeros(len(plans), np.bool_)
-    for plan in set(plans):
-        rows, cycle = np.flatnonzero(plans == plan), book.plans[plan].cycle
-        ends[rows] = cycle.ends(times_us[rows])
-        numbers[rows] = hour_numbers(cycle, times_us[rows], ends[rows])
+    usage = rated.filter(is_usage(rated))
+    times_us, ends = longs(usage["time"]), period_ends(usage, book)
+    numbers, wanted = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.bool_)
+    for (plan,), rows in groups(usage, "plan"):
+        numbers[rows] = hour_numbers(book.plans[plan].cycle, times_us[rows], ends[rows])
         wanted[rows] = np.isin(ends[rows], [end_us for of, end_us in ends_us if of == plan])
     columns = {name: usage[name] for name in ("id", "offset", "customer", "plan", "type")}
     columns |= {"end_us": ends, "hour": numbers.astype(np.int32), "quantity": usage["quantity"], "time_us": times_us}
@@ -175,8 +170,8 @@ def hour_numbers(cycle: Cycle, times_us: Longs, ends_us: Longs) -> Longs:
 
 
 def _wall(time_us: int, zone: str) -> tuple[date, int]:
-    local = datetime.fromtimestamp(time_us // 1_000_000, ZoneInfo(zone))
-    return local.date(), local.hour
+    wall = local(time_us, zone)
+    return wall.date(), wall.hour
 
 
 def _priced(lines: pa.Table, book: Book) -> pa.Table:
@@ -300,10 +295,8 @@ def _passed(cycle: Cycle, end_us: int, now_us: int) -> int:
 
 def _length(cycle: Cycle, end_us: int) -> tuple[date, int]:
     """A period's first day, and its number of days."""
-    period, zone = cycle.ending(end_us), ZoneInfo(cycle.time_zone)
-    first, last = (
-        datetime.fromtimestamp(us // 1_000_000, zone).date() for us in (period.start_us, period.end_us - 1_000_000)
-    )
+    period = cycle.ending(end_us)
+    first, last = (local(us, cycle.time_zone).date() for us in (period.start_us, period.end_us - 1))
     return first, (last - first) // timedelta(days=1) + 1
 
 

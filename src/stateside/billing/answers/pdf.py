@@ -7,20 +7,18 @@ that no name is lost or ambiguous.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from fpdf import FPDF
 from fpdf.enums import XPos, YPos
 
 from stateside.billing.answers.document_store import Document, Line
+from stateside.billing.calendar import local, utc
 from stateside.billing.money import format_micros
 
 TITLES: Final = {"invoice": "Invoice", "credit-note": "Credit note", "debit-note": "Debit note"}
 IDS_SHOWN_MAX: Final = 50
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FONT: Final = "Helvetica"
 _MARGIN_MM: Final = 20.0
 _ROW_MM: Final = 7.5
@@ -53,7 +51,7 @@ class _PdfPage(FPDF):
         self.set_auto_page_break(True, margin=25)
         self.set_title(self._foot)
         self.set_lang("en")
-        self.set_creation_date(_EPOCH + timedelta(microseconds=document.period_end_us))
+        self.set_creation_date(utc(document.period_end_us))
         self.c_margin = 0.0
 
     def footer(self) -> None:
@@ -108,13 +106,9 @@ def _head(page: _PdfPage, document: Document, time_zone: str) -> None:
 
 def _days(document: Document, time_zone: str) -> tuple[str, str]:
     """The first and the last day of the period."""
-    zone = ZoneInfo(time_zone)
-    first, end = ((_EPOCH + timedelta(microseconds=us)).astimezone(zone) for us in _edges_us(document))
-    return first.date().isoformat(), end.date().isoformat()
-
-
-def _edges_us(document: Document) -> tuple[int, int]:
-    return document.period_start_us, document.period_end_us - 1
+    edges_us = (document.period_start_us, document.period_end_us - 1)
+    first, last = (local(time_us, time_zone).date().isoformat() for time_us in edges_us)
+    return first, last
 
 
 def _table(page: _PdfPage, document: Document) -> None:

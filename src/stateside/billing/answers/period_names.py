@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
-from stateside.billing.calendar import Cycle
+from stateside.billing.calendar import Cycle, micros
 from stateside.billing.plans.file import PlanVersion
 from stateside.core.errors import CheckpointInvalid, RequestInvalid
 from stateside.serving import iso_time
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LABEL: Final = re.compile(
     r"(?P<year>\d{4})-(?:W(?P<week>\d\d)|(?P<month>\d\d)(?:@(?P<anchor>\d{1,2})|-(?P<day>\d\d))?)", re.ASCII
 )
@@ -75,8 +74,7 @@ def _inside_us(label: str) -> int:
         if found is None:
             raise ValueError
         day = _day_inside(found)
-        noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
-        return (noon - _EPOCH) // timedelta(microseconds=1)
+        return micros(datetime(day.year, day.month, day.day, 12, tzinfo=UTC))
     except (ValueError, OverflowError):
         raise RequestInvalid(
             f"{label[:80]!r} is no period",

@@ -24,7 +24,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,12 +34,12 @@ import pyarrow.compute as pc
 from stateside.archive import DataFile, FollowedTable
 from stateside.billing.answers.document_store import ON_TIME, Gate
 from stateside.billing.answers.period_names import Ends, PublishedPlans
-from stateside.billing.invoicing.documents import INVOICE
+from stateside.billing.calendar import utc
+from stateside.billing.invoicing.documents import INVOICE, TIME
 from stateside.billing.money import checked
 from stateside.serving import parse_time
 
 ROLLUP: Final = ("period_end", "plan", "type")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_LINES: Final = ("quantity", "events", "amount_micros", "charged_micros")
 _NUMBERS: Final = (*_OF_LINES, "rounding_micros")
 _COLUMNS: Final = ("kind", "late", "period_end", "sealed_position", "lines", "rounding_micros")
@@ -119,7 +118,7 @@ class ArchiveSums:
 
 
 def _may_have(file: DataFile, ends_us: Iterable[int]) -> bool:
-    return any(file.may_have("period_end", _time(end_us)) for end_us in ends_us)
+    return any(file.may_have("period_end", utc(end_us)) for end_us in ends_us)
 
 
 def _add_up(documents: pa.Table) -> pa.Table:
@@ -129,7 +128,7 @@ def _add_up(documents: pa.Table) -> pa.Table:
     """
     documents = documents.combine_chunks()
     lines, parents = pc.list_flatten(documents["lines"]), pc.list_parent_indices(documents["lines"])
-    ends = documents["period_end"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    ends = documents["period_end"].cast(TIME).cast(pa.int64())
     on_time = pc.and_(pc.equal(documents["kind"], INVOICE), pc.invert(documents["late"]))
     counts_from = pc.if_else(on_time, pa.scalar(ON_TIME, pa.int64()), documents["sealed_position"])
     columns = {"end_us": ends.take(parents), "counts_from": counts_from.take(parents)}
@@ -149,10 +148,6 @@ def _sealed(entries: pa.Table) -> Iterable[TotalsPart]:
 def _summed(table: pa.Table, by: list[str]) -> pa.Table:
     sums = table.group_by(by).aggregate([(name, "sum") for name in _NUMBERS])
     return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
-
-
-def _time(time_us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=time_us)
 
 
 def period_totals(

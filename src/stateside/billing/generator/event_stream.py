@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateside.billing.calendar import utc
 from stateside.billing.generator import rows
 from stateside.billing.generator.expectation import ExpectedTotals, UsageTally
 from stateside.billing.generator.quantities import Drawn, draw
@@ -24,7 +24,6 @@ from stateside.journal.columns import GIVEN, decode
 
 ROWS_AT_ONCE: Final = 16_384
 _SECOND_US: Final = 1_000_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BAD: Final = 1_000_000  # seeds a separate random stream; no group has this number
 
 
@@ -144,5 +143,5 @@ def _assignments(scenario: Scenario) -> Iterator[pa.Table]:
 def _ticks(scenario: Scenario) -> Iterator[tuple[int, Event, str]]:
     """One clock tick a day, the last one at the very end."""
     for time_us in range(scenario.end_us - 1, scenario.begin_us, -DAY_US):
-        day = (_EPOCH + timedelta(microseconds=time_us)).date()
+        day = utc(time_us).date()
         yield time_us, clock_tick(time_us, f"clock/{day}"), rows.CLOCK

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateside.billing.book.book import Book
 from stateside.billing.money import MICROS_DIGITS, ROUNDINGS, TOTAL_ROUNDING, Rounding, minor_digits, round_micros
 from stateside.billing.plans.file import PlanVersion
 from stateside.core.errors import ValueOverflow
@@ -52,6 +53,14 @@ def groups(table: pa.Table, *names: str) -> Iterator[tuple[tuple[Any, ...], Long
     firsts = np.flatnonzero(np.diff(codes[order], prepend=-1))  # codes are never negative
     for first, last in pairwise([*firsts.tolist(), len(order)]):
         yield tuple(column[order[first]].as_py() for column in columns), order[first:last]
+
+
+def period_ends(events: pa.Table, book: Book) -> Longs:
+    """The ends of the events' periods, by their plans' cycles."""
+    times_us, ends_us = longs(events["time"]), np.zeros(events.num_rows, np.int64)
+    for (plan,), rows in groups(events, "plan"):
+        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
+    return ends_us
 
 
 def ranks(table: pa.Table, *names: str) -> Longs:

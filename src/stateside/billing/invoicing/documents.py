@@ -365,3 +365,11 @@ def _headed(drafts: pa.Table, heads: pa.Table) -> pa.Table:
         "sealed_position": pc.add(heads["last_offset"], 1),
     }
     return pa.table({name: columns.get(name, drafts[name]) for name in DRAFT.names}).cast(DRAFT)
+
+
+def with_micros(table: pa.Table, *names: str) -> pa.Table:
+    """The table with these times as whole microseconds; the columns' new names end in `_us`."""
+    for name in names:
+        times = table[name].cast(TIME).cast(pa.int64())
+        table = table.set_column(table.schema.get_field_index(name), f"{name}_us", times)
+    return table

@@ -52,7 +52,7 @@ import pyarrow.compute as pc
 
 from stateside.archive import ArchiveTable, OpenedTable
 from stateside.billing.book.book import Book, BookKeeper
-from stateside.billing.invoicing.amounts import Amounts, Longs, groups, longs
+from stateside.billing.invoicing.amounts import Amounts, longs, period_ends
 from stateside.billing.invoicing.documents import (
     ACCOUNT,
     ADDED,
@@ -74,9 +74,8 @@ from stateside.billing.invoicing.documents import (
     numbered,
 )
 from stateside.billing.invoicing.repeats import ID_CONFLICT, REPEATED, Repeats
-from stateside.billing.model import CLOCK
 from stateside.billing.plans.file import extend_plans
-from stateside.billing.rating.rating import events_of, events_table, joined, rate
+from stateside.billing.rating.rating import events_of, events_table, is_usage, joined, rate
 from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
 from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
@@ -273,9 +272,9 @@ def _suspects(journal: Log, report: RatingReport, closed_us: int) -> pa.Table:
 
 def _old(rated: pa.Table, book: Book, closed_us: int) -> pa.Table:
     """The usage of periods that end up to `closed_us`, with the end. A period ends after its events, so few qualify."""
-    usage = pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))
+    usage = is_usage(rated)
     events = rated.filter(pc.and_(usage, pa.array(longs(rated["time"]) < closed_us)))
-    ends_us = _ends_us(events, book)
+    ends_us = period_ends(events, book)
     events = events.append_column("period_end", pa.array(ends_us).cast(LATE.field("period_end").type))
     return events.filter(pa.array(ends_us <= closed_us))
 
@@ -295,15 +294,6 @@ def _late(old: pa.Table, frontier: Frontier, repeated: pa.ChunkedArray) -> pa.Ta
     new = ~frontier.covers(longs(old["offset"]), longs(old["period_end"]))
     new &= ~np.isin(longs(old["offset"]), longs(repeated))
     return old.filter(pa.array(new)).select(LATE.names).cast(LATE)
-
-
-def _ends_us(events: pa.Table, book: Book) -> Longs:
-    """The ends of the events' periods, by their plans' cycles."""
-    times_us = longs(events["time"])
-    ends_us = np.zeros(events.num_rows, np.int64)
-    for (plan,), rows in groups(events, "plan"):
-        ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
-    return ends_us
 
 
 def _plan(checkpoint: Checkpoint, batch: int) -> Plan:

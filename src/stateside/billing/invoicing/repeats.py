@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.billing.book.book import Book
-from stateside.billing.model import CLOCK
-from stateside.billing.rating.rating import events_of, events_table, joined, rate
+from stateside.billing.rating.rating import events_of, events_table, is_usage, joined, rate
 from stateside.journal import Index, Log, hash_of, keeping
 
 REPEATED: Final = "repeated"
@@ -101,7 +100,7 @@ class Repeats:
 def _counted(events: pa.Table, book: Book) -> pa.Table:
     """The usage events that break no rule."""
     rated = rate(events, book)
-    return events.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
+    return events.filter(is_usage(rated))
 
 
 def _rows(table: pa.Table) -> Iterator[pa.Table]:

@@ -38,13 +38,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from stateside.billing.calendar import Cycle
+from stateside.billing.calendar import Cycle, micros
 from stateside.billing.model import NAMED_TYPES, USAGE_TYPES
 from stateside.billing.money import MICROS_DIGITS, MICROS_PER_UNIT
 from stateside.billing.plans.plan import CREDIT, PlanVersion, plan_event
@@ -60,7 +60,6 @@ _NEEDED: Final = ("plan", "version", "effective", "currency", "time_zone", "cycl
 _PRICE_FIELDS: Final = ("included", "price", "per", "tiers")
 _TIER_FIELDS: Final = ("up_to", "price", "per")
 _PRICE_CHARS_MAX: Final = 40
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_plan(content: bytes, where: str) -> PlanVersion:
@@ -157,7 +156,7 @@ def _effective_us(effective: object, cycle: Cycle) -> int:
             f"`effective` is {effective!r}, neither a day nor a time with its offset",
             next_step="Write it like 2026-02-01 or 2026-02-01T06:00:00+01:00, without quotes",
         )
-    return (effective - _EPOCH) // timedelta(microseconds=1)
+    return micros(effective)
 
 
 def _table(found: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -359,3 +359,8 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+
+
+def is_usage(rated: pa.Table) -> pa.ChunkedArray:
+    """Which rated events are usage that breaks no rule: the events on bills."""
+    return pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK))

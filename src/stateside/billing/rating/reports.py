@@ -22,12 +22,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Longs
-from stateside.billing.model import CLOCK
-from stateside.billing.rating.rating import is_bad
+from stateside.billing.rating.rating import is_bad, is_usage
 from stateside.core import ViewLayout, write_atomically
 
 EVENTS_MIN: Final = 10_000  # fewer events get no report: rating them takes less time than the file does
@@ -111,7 +109,7 @@ def reports_of(places: ViewLayout) -> Reports:
 
 def _first_end_us(rated: pa.Table, book: Book) -> int:
     """The earliest period end: within a version period ends rise with time, so each version's first event suffices."""
-    usage = rated.filter(pc.and_(pc.is_null(rated["reason"]), pc.not_equal(rated["type"], CLOCK)))
+    usage = rated.filter(is_usage(rated))
     firsts = usage.group_by("plan").aggregate([("time", "min")])
     times_us = firsts["time_min"].cast(pa.int64()).to_pylist()
     ends = (
