@@ -20,7 +20,7 @@ from stateside.serving.changes.sse import EventId
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.scope import Scope
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_readers import ViewReaders
 from tests.serving.changes.watched import VIEW, Follower, Key, Mover, State, events, laid_out
 
@@ -120,8 +120,8 @@ class Room:
 
     def watch(self, asked: Asked = QUESTIONS[0]) -> Watch:
         reader = self.views.get(VIEW)
-        scope = Scope.of(reader.shape, asked.holder.rows_of(VIEW, reader.shape.columns.types))
-        return Watch(self.feeds.of(reader), Subscription.ask(reader.shape, asked.key, asked.rollup, scope))
+        relation = Relation.of(reader, asked.holder, asked.rollup)
+        return Watch(self.feeds.of(reader), Subscription.ask(relation, asked.key))
 
 
 @dataclass

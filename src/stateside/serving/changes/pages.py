@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import orjson
 
 from stateside.core.errors import HistoryGone, NotFreshEnough
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.replica.changes import Changed
 from stateside.replica.store import Snapshot
-from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.changes.sse import EventId, Json, changes_event, snapshot_event
-from stateside.serving.changes.subscription import Looks, ShownChange, Subscription
+from stateside.serving.changes.subscription import ShownChange, Subscription
+from stateside.serving.rows.archive import Batches
+from stateside.serving.rows.relation import RelationSnapshot, RowChange
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp
 
@@ -38,9 +38,9 @@ class RowsPage:
     rows: list[Json]
     beyond: bytes | None
 
-    def event(self, positions: PositionCodec) -> bytes:
-        """The page as an event, with positions encoded for the subscriber."""
-        return snapshot_event(positions.stamp(self.stamp), self.rows, None if self.beyond else EventId.of(self.batch))
+    def event(self, question: Subscription) -> bytes:
+        """The page as an event for the subscriber."""
+        return snapshot_event(question.stamp(self.stamp), self.rows, None if self.beyond else EventId.of(self.batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class ChangesPage:
     removed: list[Json]
     beyond: bytes | None = None
 
-    def event(self, positions: PositionCodec) -> bytes:
-        """The page as an event, with positions encoded for the subscriber."""
+    def event(self, question: Subscription) -> bytes:
+        """The page as an event for the subscriber."""
         last = None if self.beyond else EventId.of(self.batch)
-        return changes_event(positions.stamp(self.stamp), self.after, self.changed, self.removed, last)
+        return changes_event(question.stamp(self.stamp), self.after, self.changed, self.removed, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +71,29 @@ class BatchChanges:
 class ChangePages:
     """Reads the pages of one subscription."""
 
-    def __init__(self, reader: ViewReader, question: Subscription) -> None:
-        self._reader, self._question = reader, question
-        self._looks = Looks(reader.shape, question.rollup)
+    def __init__(self, question: Subscription) -> None:
+        self._question, self._relation = question, question.relation
+        self._reader = question.relation.reader
 
     def find(self, id_: EventId) -> AppliedBatch:
         """The batch of an event's id; errors as for `EventId.find`."""
         with self._reader.replica.snapshot() as snapshot:
-            self._stamped(snapshot)
+            self._held(snapshot)
             return id_.find(snapshot)
 
     def rows(self, before: RowsPage | None = None) -> RowsPage:
         """The first page of the newest batch, or the page after `before`; HistoryGone if its batch is gone."""
         at = () if before is None else (before.batch.batch, before.batch.fingerprint)
+        begin = b"" if before is None or before.beyond is None else before.beyond + b"\x00"
         with self._reader.replica.snapshot(*at) as snapshot:
-            stamp, batch = self._stamped(snapshot)
-            extent = self._question.extent(self._reader.shape, snapshot)
+            held, batch = self._held(snapshot)
             page = _Page()
-            for key, row in extent.rows(snapshot, before.beyond if before else None):
+            for key, values in held.range(self._question.key, begin):
                 if not page.takes(key):
-                    return RowsPage(stamp, batch, page.rows, page.last)
-                values = self._looks.values(key, row)
-                if self._looks.has(self._question.scope, values):
-                    page.add(True, orjson.dumps(self._looks.shown(values)))
-            return RowsPage(stamp, batch, page.rows, None)
+                    return RowsPage(held.stamp, batch, page.rows, page.last)
+                if held.scope.has(values):
+                    page.add(True, orjson.dumps(held.table.columns.shown(values)))
+            return RowsPage(held.stamp, batch, page.rows, None)
 
     def changes(self, stand: AppliedBatch, before: ChangesPage | None = None) -> ChangesPage:
         """The changes since a batch up to the newest one, combined; or the page after `before`.
@@ -104,14 +103,13 @@ class ChangePages:
         with self._reader.replica.snapshot() as now:
             now.as_of(stand.batch, stand.fingerprint)
             upto = now if before is None else now.as_of(before.batch.batch, before.batch.fingerprint)
-            stamp, batch = stamped(self._reader, upto)
-            extent = self._question.extent(self._reader.shape, now)
-            beyond = before.beyond if before else None
-            page = _Page()
-            for each in extent.changed(now, stand.batch, batch.batch, beyond):
+            stamp, batch = self._stamped(upto)
+            page, span = _Page(), Batches(batch.batch, stand.batch)
+            question, beyond = self._question, before.beyond if before else None
+            for each in self._relation.changed(now, span, question.key, question.source, beyond):
                 if not page.takes(each.key):
                     return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed, page.last)
-                told = ShownChange(each, self._looks).to(self._question.scope)
+                told = ShownChange(each, self._relation).to(self._relation.scope)
                 if told is not None:
                     page.add(*told)
             return ChangesPage(stamp, stand.batch, batch, page.rows, page.removed)
@@ -123,27 +121,32 @@ class ChangePages:
             _, now = stamped(self._reader, snapshot)
             if now.batch - stand.batch > STEP_BATCHES_MAX:
                 return None
-            extent = self._question.extent(self._reader.shape, snapshot)
-            found = list(islice(extent.steps(snapshot, stand.batch), STEP_ROWS_MAX + 1))
+            question, span = self._question, Batches(now.batch, stand.batch)
+            steps = self._relation.steps(snapshot, span, question.key, question.source)
+            found = list(islice(steps, STEP_ROWS_MAX + 1))
             if len(found) > STEP_ROWS_MAX:
                 return None
             return BatchChanges(list(self._stepwise(snapshot, found)), now)
 
-    def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
-        """As `stamped`; also Misdirected if the replica does not hold the subscription's keys."""
+    def _held(self, snapshot: Snapshot) -> tuple[RelationSnapshot, AppliedBatch]:
+        """The relation in a snapshot, and its batch; Misdirected for keys in another shard."""
         stamp, batch = stamped(self._reader, snapshot)
-        self._question.check_held(self._reader.shape, stamp)
-        return stamp, batch
+        self._question.check_held(stamp)
+        return self._relation.at(snapshot, stamp, self._question.source), batch
 
-    def _stepwise(self, snapshot: Snapshot, found: Sequence[tuple[int, Changed]]) -> Iterator[ChangesPage]:
-        by_batch: dict[int, list[Changed]] = defaultdict(list)
+    def _stamped(self, snapshot: Snapshot) -> tuple[Stamp, AppliedBatch]:
+        stamp, batch = stamped(self._reader, snapshot)
+        return replace(stamp, source=self._question.source), batch
+
+    def _stepwise(self, snapshot: Snapshot, found: Sequence[tuple[int, RowChange]]) -> Iterator[ChangesPage]:
+        by_batch: dict[int, list[RowChange]] = defaultdict(list)
         for number, changed in found:
             by_batch[number].append(changed)
         for number in sorted(by_batch):
-            shown = [ShownChange(each, self._looks) for each in by_batch[number]]
-            told = [each for each in (one.to(self._question.scope) for one in shown) if each is not None]
+            shown = [ShownChange(each, self._relation) for each in by_batch[number]]
+            told = [each for each in (one.to(self._relation.scope) for one in shown) if each is not None]
             if told:
-                stamp, batch = stamped(self._reader, snapshot.as_of(number))
+                stamp, batch = self._stamped(snapshot.as_of(number))
                 yield from paged(stamp, number - 1, batch, told)
 
 

@@ -30,7 +30,7 @@ from stateside.replica.keys import NO_KEY
 from stateside.replica.replica_reader import ReusedSnapshot
 from stateside.replica.snapshot import Snapshot
 from stateside.serving.rows.lookup import KEYS_AT_ONCE_MAX, KEYS_MAX
-from stateside.serving.rows.scope import check_held
+from stateside.serving.rows.relation import check_held
 from stateside.serving.rows.values import WHOLE
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp

@@ -6,25 +6,28 @@ A filter is a set of predicates, given by the parameters `where`:
     where=window.start<2026-01-31T00:00:00Z
     where=country is null       or: is not null
 
+Rows may come in the order of a column instead of by key: rows with equal values then stand in key order, null is the
+least of all values, NaN the greatest.
+
 Predicates are and-ed. A null meets no predicate but `is null`, not even !=. The longest matching column name and the
 longest matching operator win; no blanks stand around the operator.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, get_args
+from typing import Any
 
 from stateside.core.errors import KeyInvalid, RequestInvalid
-from stateside.serving.rows.order import Order
-from stateside.serving.rows.shape import Shape
+from stateside.serving.rows.columns import ColumnSet, Comparable, Found, Show, Values
+from stateside.serving.rows.relation import ROWS_MAX, Relation
+from stateside.serving.rows.shape import Shape, Table
 from stateside.serving.rows.values import following, is_whole
-from stateside.serving.rows.view_columns import ColumnSet, Comparable, Show, Values
-from stateside.serving.rows.view_reader import ROWS_MAX, ViewReader
 from stateside.serving.stamp import Source
 from stateside.spark_state.unsafe_row import Value
 
@@ -95,19 +98,48 @@ class Filter:
     def meets(self, values: Values) -> bool:
         return all(condition.meets(values) for condition in self.conditions)
 
-    def narrowed(self, shape: Shape, key: Sequence[Value]) -> list[Value]:
+    def narrowed(self, table: Table, key: Sequence[Value]) -> list[Value]:
         """A key prefix extended by the parts that this filter fixes, so that fewer rows are read."""
         found = list(key)
         equal = {each.column.name: each.value for each in self.conditions if each.operator == "="}
-        for name, _ in following(shape.key_parts, found):
+        for name, _ in following(table.key_parts, found):
             if name not in equal or isinstance(equal[name], float):  # 0.0 equals -0.0, but their keys differ
                 break
             try:
-                shape.codec.encode([*found, equal[name]])
+                table.codec.encode([*found, equal[name]])
             except KeyInvalid:  # no row has such a value: the predicate rejects every row
                 break
             found.append(equal[name])
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Ascending or descending order by a column."""
+
+    column: Comparable
+    descending: bool
+
+    @classmethod
+    def parse(cls, columns: ColumnSet, text: str) -> Order:
+        """`total`, or `-total` for descending; RequestInvalid if there is no such comparable column."""
+        descending = text.startswith("-")
+        return cls(columns.comparable(text[1:] if descending else text), descending)
+
+    def first(self, rows: Iterable[Found], count: int) -> list[Found]:
+        """The first `count` rows in this order, of rows in key order. Memory: `count` rows."""
+        choose = heapq.nlargest if self.descending else heapq.nsmallest  # both are stable
+        return choose(count, rows, key=lambda row: self._rank(row))
+
+    def is_behind(self, row: Found, last: Found) -> bool:
+        """Whether a row comes after another one."""
+        rank, before = self._rank(row), self._rank(last)
+        if rank == before:
+            return row[0] > last[0]
+        return (rank < before) == self.descending
+
+    def _rank(self, row: Found) -> tuple[object, ...]:
+        return self.column.rank(self.column.of(row[1]))
 
 
 LIMIT_DEFAULT = 100  # of a scan; a query by key has ROWS_MAX
@@ -134,17 +166,18 @@ class RowQuery:
     @classmethod
     def parse(
         cls,
-        reader: ViewReader,
+        relation: Relation,
         parts: Sequence[str],
         wheres: Sequence[str],
         parameters: Mapping[str, str],
         limit: int | None,
     ) -> RowQuery:
         """Parses key parts and parameters; KeyInvalid or RequestInvalid if they make no query."""
-        shape = reader.shape
+        shape = relation.shape
         order = Order.parse(shape.columns, parameters["order"]) if "order" in parameters else None
         chosen = {name: parameters.get(name) for name in ("order", "columns")}
-        source = parse_source(reader, parameters.get("source"), by_key=bool(parts))
+        given = parameters.get("source")
+        source = key_source(relation, given) if parts else relation.source(given, "live")
         key = shape.parse_key(parts)
         return cls(
             texts=[list(parts), list(wheres), chosen, source],
@@ -179,18 +212,6 @@ def _limit(given: int | None, *, ordered: bool, by_key: bool) -> int:
     return given
 
 
-def parse_source(reader: ViewReader, given: str | None, *, by_key: bool) -> Source:
-    """The source of the rows; by default both, if the view has an archive and the query a key."""
-    if given is None:
-        return "both" if reader.sealed is not None and by_key else "live"
-    if given not in get_args(Source):
-        raise RequestInvalid(
-            f"The parameter source is {given[:80]!r}", next_step=f"Give one of {', '.join(get_args(Source))}"
-        )
-    if given != "live" and reader.sealed is None:
-        raise RequestInvalid(
-            f"The view {reader.shape.catalogue.view!r} has no archive", next_step="Ask with source=live, or without"
-        )
-    if given != "live" and not by_key:
-        raise RequestInvalid("Sealed rows are asked for by key", next_step="Give its first parts, or ask with SQL")
-    return given  # type: ignore[return-value]
+def key_source(relation: Relation, given: str | None) -> Source:
+    """The source of rows by key; by default both, if the view has an archive."""
+    return relation.source(given, "live" if relation.reader.sealed is None else "both")

@@ -17,25 +17,20 @@ key that a page read may belong to another principal.
 from __future__ import annotations
 
 import base64
-import heapq
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
-from operator import itemgetter
 from typing import Any, Final
 
 from stateside.core.errors import CursorInvalid, RequestInvalid
-from stateside.replica.store import Snapshot
 from stateside.serving.access.position_codec import PositionCodec
+from stateside.serving.rows.columns import Found, Values
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.order import Found
+from stateside.serving.rows.relation import Relation, RelationSnapshot
 from stateside.serving.rows.row_query import RowQuery
-from stateside.serving.rows.scope import EVERYTHING, Scope, check_held
-from stateside.serving.rows.values import is_whole
-from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp
 from stateside.spark_state.unsafe_row import Value
 
@@ -98,7 +93,6 @@ def _invalid(what: str) -> CursorInvalid:
 
 ROWS_LOOKED_AT_MAX = 20_000  # per page in key order
 ORDERED_ROWS_MAX = 200_000  # in the range of a query in column order
-_BEHIND = b"\xff"  # after all keys with a prefix: the next part of a key begins with 00 or 01
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +105,18 @@ class ScanPage:
 
 
 async def page(
-    reader: ViewReader,
-    question: RowQuery,
-    floor: Floor,
-    *,
-    as_of: AsOf = NEWEST,
-    cursor: str | None = None,
-    scope: Scope = EVERYTHING,
+    relation: Relation, question: RowQuery, floor: Floor, *, as_of: AsOf = NEWEST, cursor: str | None = None
 ) -> ScanPage:
     """The first page of a query or, with a cursor, the page where the cursor points.
 
     The floor applies to the first page only: later pages stay on its batch. CursorInvalid for a cursor of another
     query, HistoryGone once the replica's history has dropped the batch, AccessDenied for a key of another principal.
     """
-    narrowed = partial(question.filter.narrowed, reader.shape)
-    key = narrowed(scope.narrowed(narrowed(question.key)))  # a filter too may name another principal's key
+    narrowed = partial(question.filter.narrowed, relation.table)
+    key = narrowed(relation.scope.narrowed(narrowed(question.key)))  # a filter too may name another principal's key
     after, positions = None, floor.positions
     if cursor is not None:
-        begun = Cursor.parse(positions.parse_cursor(cursor), reader.shape.catalogue.view, question.digest())
+        begun = Cursor.parse(positions.parse_cursor(cursor), relation.table.catalogue.view, question.digest())
         if as_of.batch not in (None, begun.batch):
             raise CursorInvalid(
                 f"This cursor is of batch {begun.batch}, and {as_of.batch} was asked for",
@@ -136,48 +124,44 @@ async def page(
             )
         floor, as_of, after = Floor(wait_ms=floor.wait_ms), AsOf(begun.batch, begun.fingerprint), begun.after
 
-    def read(snapshot: Snapshot, stamp: Stamp) -> ScanPage:
-        return _Scan(reader, question, scope, key, snapshot, stamp, positions).page(after)
+    def read(at: RelationSnapshot) -> ScanPage:
+        return _Scan(at, question, key, positions).page(after)
 
-    async with reader.ordering if question.order is not None else nullcontext():
-        return await reader.read(floor, read, as_of, aside=True)
+    long = question.order is not None or (question.source != "live" and not question.key)
+    async with relation.reader.ordering if long else nullcontext():
+        return await relation.read(floor, read, as_of, source=question.source, aside=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
     """A query in one snapshot."""
 
-    reader: ViewReader
+    at: RelationSnapshot
     question: RowQuery
-    scope: Scope
     key: Sequence[Value]
-    snapshot: Snapshot
-    stamp: Stamp
     positions: PositionCodec
 
     def page(self, after: bytes | None) -> ScanPage:
         """The page after a key; the first page for None."""
-        codec = self.reader.shape.codec
-        check_held(self.stamp, codec, codec.encode(self.key), scattered=self.question.source == "live")
+        self.at.check_held(self.key, scattered=True)
         in_order = self._in_key_order if self.question.order is None else self._in_order
         rows, last = in_order(after)
-        stamp = replace(self.stamp, source=self.question.source)
         shown = [self.question.show(values) for values in rows]
-        return ScanPage(stamp, shown, None if last is None else self._cursor(last))
+        return ScanPage(self.at.stamp, shown, None if last is None else self._cursor(last))
 
-    def _in_key_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+    def _in_key_order(self, after: bytes | None) -> tuple[list[Values], bytes | None]:
         """Rows, and the last key read if more rows follow."""
-        rows: list[Sequence[Value]] = []
+        rows: list[Values] = []
         last = None
-        for looked_at, (key, row) in enumerate(self._range(after)):
+        for looked_at, (key, values) in enumerate(self._range(b"" if after is None else after + b"\x00")):
             if last is not None and (len(rows) == self.question.limit or looked_at == ROWS_LOOKED_AT_MAX):
                 return rows, last
-            last, values = key, self._values(key, row)
+            last = key
             if self._wanted(values):
                 rows.append(values)
         return rows, None
 
-    def _in_order(self, after: bytes | None) -> tuple[list[Sequence[Value]], bytes | None]:
+    def _in_order(self, after: bytes | None) -> tuple[list[Values], bytes | None]:
         """Like `_in_key_order`, in the query's order; the key is that of the last row returned."""
         order, limit = self.question.order, self.question.limit
         assert order is not None
@@ -189,48 +173,30 @@ class _Scan:
         return [values for _, values in first[:limit]], first[limit - 1][0] if len(first) > limit else None
 
     def _all_rows(self) -> Iterator[Found]:
-        for looked_at, (key, row) in enumerate(self._range(None)):
+        for looked_at, row in enumerate(self._range()):
             if looked_at == ORDERED_ROWS_MAX:
                 raise RequestInvalid(
                     f"More than {ORDERED_ROWS_MAX:,} rows would have to be put in order",
                     next_step="Narrow them down by the key's first parts, ask in key order, or ask with SQL",
                 )
-            values = self._values(key, row)
-            if self._wanted(values):
-                yield key, values
+            if self._wanted(row[1]):
+                yield row
 
     def _row_of(self, key: bytes) -> Found:
         """The last row of the previous page, in the same batch."""
-        for found, row in self._range(None, key):
-            if found == key and self._wanted(values := self._values(found, row)):
-                return found, values
-            break
-        raise CursorInvalid("The row that this cursor names is not there", next_step="Begin again, without it")
+        found = next(self._range(key), None)
+        if found is None or found[0] != key or not self._wanted(found[1]):
+            raise CursorInvalid("The row that this cursor names is not there", next_step="Begin again, without it")
+        return found
 
-    def _range(self, after: bytes | None, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
-        """The keys of the query's range after `after`, in order, each with its row (live) or values (sealed)."""
-        prefix = self.reader.shape.codec.encode(self.key)
-        begin = max(prefix, first, b"" if after is None else after + b"\x00")
-        live: Iterator[tuple[bytes, Any]] = iter(())
-        if self.question.source != "archive":
-            live = self.snapshot.between(begin, prefix + _BEHIND)
-        if self.question.source == "live" or self.reader.sealed is None:
-            return live
-        if is_whole(self.reader.shape.key_parts, self.key):
-            found = list(live)
-            if found:  # a key is live or sealed, never both
-                return iter(found)
-        sealed = (row for row in self.reader.sealed.rows(self.key, self.stamp.batch) if row[0] >= begin)
-        return heapq.merge(live, sealed, key=itemgetter(0))
+    def _range(self, begin: bytes = b"") -> Iterator[Found]:
+        return self.at.range(self.key, begin)
 
-    def _values(self, key: bytes, row: Any) -> Sequence[Value]:
-        return self.reader.shape.values(key, row) if isinstance(row, bytes) else row
-
-    def _wanted(self, values: Sequence[Value]) -> bool:
-        return self.scope.has(values) and self.question.filter.meets(values)
+    def _wanted(self, values: Values) -> bool:
+        return self.at.scope.has(values) and self.question.filter.meets(values)
 
     def _cursor(self, last: bytes) -> str:
-        batch = self.snapshot.batch()
+        batch = self.at.snapshot.batch()
         assert batch is not None, "a stamp was made of it"
-        cursor = Cursor(self.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest())
+        cursor = Cursor(self.at.stamp.view, batch.batch, batch.fingerprint, last, self.question.digest())
         return self.positions.cursor(str(cursor))

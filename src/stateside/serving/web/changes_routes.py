@@ -11,7 +11,7 @@ from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.web.request import Request, ViewRequest
 from stateside.serving.web.response import JSON, Response, StreamResponse, stamped
-from stateside.serving.web.route import FLOOR, KEY, Parameter, Route, whole
+from stateside.serving.web.route import FLOOR, KEY, SOURCES, Parameter, Route, whole
 
 _NO_BUFFERS = ("x-accel-buffering", "no")  # proxies must pass events on at once
 _TEXT = (
@@ -22,6 +22,11 @@ _PARAMETERS = (
     KEY,
     Parameter(
         "rollup", "instead of the rows those of the rollup by these columns, joined by commas; empty for the total"
+    ),
+    Parameter(
+        "source",
+        "live rows, which is the default: a sealed row is removed; both: it stays; archive: each row once it is sealed",
+        SOURCES,
     ),
     whole("pulse", "1: also tell every second, by an event `pulse`, how old it all is by now, and how the job is"),
     Parameter("after", "the id of the last event that you have, as the header Last-Event-ID: go on behind it"),
@@ -43,9 +48,9 @@ _ANSWER = {
 
 def changes_routes(feeds: Feeds) -> list[Route]:
     async def changes(request: Request) -> Response:
-        asked = await ViewRequest.of(request)
-        question = Subscription.ask(asked.reader.shape, request.keys, _rollup(request), asked.scope, request.positions)
-        watch = Watch(feeds.of(asked.reader), question, pulsed=request.number("pulse", 1) == 1)
+        asked = await ViewRequest.of(request, _rollup(request))
+        question = Subscription.ask(asked.relation, request.keys, request.positions, request.parameters.get("source"))
+        watch = Watch(feeds.of(asked.relation.reader), question, pulsed=request.number("pulse", 1) == 1)
         after = request.parameters.get("after")
         if "application/json" in request.headers.get("accept", ""):
             return _once(await watch.once(_last(after), asked.floor))

@@ -8,14 +8,15 @@ from typing import Any
 from stateside.core.errors import StatesideError
 from stateside.replica.store import Snapshot
 from stateside.serving.rows.lookup import KEYS_MAX, lookup, parse_keys
-from stateside.serving.rows.row_query import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
+from stateside.serving.rows.row_query import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, key_source, parse_columns
 from stateside.serving.rows.scan import page
+from stateside.serving.rows.shape import Rollup
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
 from stateside.serving.web.response import Response, stamped
-from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
+from stateside.serving.web.route import FLOOR, KEY, SOURCES, Body, Parameter, Route, Schema, whole
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import TYPE
@@ -40,53 +41,49 @@ def _lacking(views: ViewReaders, name: str) -> dict[str, list[str]]:
 
 async def _rows(request: Request) -> Response:
     asked = await ViewRequest.of(request)
-    question = asked.question(request)
+    question, relation = asked.question(request), asked.relation
     cursor = request.parameters.get("cursor")
     if cursor is None and question.point:
         found = await lookup(
-            asked.reader,
-            [question.key],
-            asked.floor,
-            as_of=asked.as_of,
-            scope=asked.scope,
-            show=question.show,
-            source=question.source,
+            relation, [question.key], asked.floor, as_of=asked.as_of, show=question.show, source=question.source
         )
         return stamped(found.stamp, {"rows": [row for row in found.rows if row is not None], "cursor": None})
-    answer = await page(asked.reader, question, asked.floor, as_of=asked.as_of, cursor=cursor, scope=asked.scope)
+    answer = await page(relation, question, asked.floor, as_of=asked.as_of, cursor=cursor)
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": answer.cursor})
 
 
 async def _lookup(request: Request) -> Response:
     asked = await ViewRequest.of(request)
-    shape = asked.reader.shape
+    relation = asked.relation
     answer = await lookup(
-        asked.reader,
-        parse_keys(shape, request.document()),
+        relation,
+        parse_keys(relation.shape, request.document()),
         asked.floor,
         as_of=asked.as_of,
-        scope=asked.scope,
-        show=parse_columns(shape, request.parameters.get("columns")),
-        source=parse_source(asked.reader, request.parameters.get("source"), by_key=True),
+        show=parse_columns(relation.shape, request.parameters.get("columns")),
+        source=key_source(relation, request.parameters.get("source")),
     )
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
 
 
 async def _sum(request: Request) -> Response:
     asked, span = await ViewRequest.of(request), BucketRange.parse(request.parameters)
-    key = asked.reader.shape.parse_key([*request.parts[1:], *request.keys])
-    answer = await asked.reader.sum(key, span, asked.floor, asked.as_of, asked.scope)
+    key = asked.relation.table.parse_key([*request.parts[1:], *request.keys])
+    given = request.parameters.get("source")
+    source = None if given is None else asked.relation.source(given, "live")
+    answer = await asked.relation.sum(key, span, asked.floor, asked.as_of, source)
     return stamped(answer.stamp, {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets})
 
 
 async def _rollup(request: Request) -> Response:
-    asked = await ViewRequest.of(request)
     columns, *parts = request.parts[1:] or [""]
-    by, tallies = columns.split(",") if columns else [], request.number("tallies", 1) == 1
-    reader = asked.reader
-    answer = await reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope, tallies=tallies)
-    made_of = reader.shape.rollups.columns() if tallies else {}
-    lacking = not_in_rollups(reader.shape.catalogue)
+    asked = await ViewRequest.of(request, columns.split(",") if columns else [])
+    relation, tallies = asked.relation, request.number("tallies", 1) == 1
+    source, rollup = relation.source(request.parameters.get("source"), "live"), relation.table
+    assert isinstance(rollup, Rollup)
+    answer = await relation.rollup([*parts, *request.keys], asked.floor, asked.as_of, source, tallies=tallies)
+    made_of = rollup.made_of() if tallies else {}
+    lacking = not_in_rollups(rollup.catalogue) + ([] if source == "live" else rollup.sums.apart_finished)
     without = {"not_in_rollups": lacking} if lacking else {}
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **without, **made_of})
 
@@ -106,8 +103,16 @@ _SCAN = (
 )
 _SOURCE = Parameter(
     "source",
-    "live rows, those in the archive, or both, which is the default for a view with an archive",
-    {"type": "string", "enum": ["live", "archive", "both"]},
+    "live rows, those in the archive, or both: both is the default for keys in a view with an archive, live for scans",
+    SOURCES,
+)
+_SUM_SOURCE = Parameter(
+    "source",
+    "live buckets, sealed ones, or both, which is the default for a range that begins before the live ones",
+    SOURCES,
+)
+_ROLLUP_SOURCE = Parameter(
+    "source", "of live rows, which is the default, of those in the archive, or of both: the stamp says which", SOURCES
 )
 _SPAN = (
     Parameter("from", "from this time on, which lies on the buckets' borders"),
@@ -147,7 +152,8 @@ _ROLLUP = (
     "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are. Columns that "
     "cannot be added up, such as minima, are named in `not_in_rollups`"
 )
-_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, _AS_OF, *FLOOR), (KEY, _TALLIES, _AS_OF, *FLOOR)
+_SUM_PARAMETERS = (KEY, *_SPAN, _SUM_SOURCE, _AS_OF, *FLOOR)
+_ROLLUP_PARAMETERS = (KEY, _ROLLUP_SOURCE, _TALLIES, _AS_OF, *FLOOR)
 VIEW_ROUTES = [
     Route("/v1/views", _views, _JOB_STATES, "read"),
     Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
@@ -189,10 +195,10 @@ async def _describe(request: Request) -> Response:
     def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int]:
         return stamp, snapshot.count()
 
-    stamp, rows = await asked.reader.read(asked.floor, look)
+    stamp, rows = await asked.relation.reader.read(asked.floor, look)
     job, is_all = request.views.state(request.parts[0]), reaches_all(request.holder)
     shown = {"rows": rows, "job": job} if is_all else {"rows": None, "job": without_cause(job)}
-    return stamped(stamp, {**described(asked.reader.shape.catalogue), **shown})
+    return stamped(stamp, {**described(asked.relation.shape.catalogue), **shown})
 
 
 def described(catalogue: Catalogue) -> dict[str, Any]:
