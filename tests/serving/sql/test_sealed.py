@@ -15,7 +15,6 @@ from stateside.core.errors import AccessDenied, ArchiveAway, SqlInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
 from stateside.serving.access.principal import OPERATOR, Principal
-from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql.execution import listed
 from stateside.serving.sql.statement_runner import SqlRunner
 from stateside.views.catalogue import Catalogue
@@ -46,7 +45,7 @@ def store(table: ArchiveTable, batch: int, *rows: tuple[str, str, int]) -> None:
 
 
 def listed_relations(asker: Asker) -> list[dict[str, Any]]:
-    return listed(asker.runner.folder, ViewReaders(asker.layout), OPERATOR)
+    return listed(asker.runner.folder, asker._views, OPERATOR)
 
 
 def test_a_row_that_is_being_sealed_counts_once_at_every_moment(layout: Layout) -> None:

@@ -34,7 +34,7 @@ from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.rows.archive import Batches, no_such
 from stateside.serving.rows.columns import Comparable, Found, Values
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.shape import Rollup, Shape, Table
+from stateside.serving.rows.shape import Rollup, Shape, StoredTable
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.values import Leaf, following, is_whole
 from stateside.serving.stamp import Source, Stamp, iso_time
@@ -60,7 +60,7 @@ class Scope:
         self.wanted: Mapping[str, Value] = {column.name: value for column, value in columns}
 
     @classmethod
-    def of(cls, table: Table, where: Mapping[str, str]) -> Scope:
+    def of(cls, table: StoredTable, where: Mapping[str, str]) -> Scope:
         """The scope for a `Principal.rows_of`; AccessDenied if a value does not fit its column's type."""
         if not where:
             return EVERYTHING
@@ -134,7 +134,7 @@ class Scope:
 EVERYTHING: Final = Scope()
 
 
-def _parsed(table: Table, name: str, text: str) -> tuple[Comparable, Value]:
+def _parsed(table: StoredTable, name: str, text: str) -> tuple[Comparable, Value]:
     try:
         column = table.columns.comparable(name)
         return column, column.parse(text)
@@ -215,9 +215,9 @@ class RowChange(NamedTuple):
 class Relation:
     """A view, or its rollup `by` some columns, as one principal sees it."""
 
-    def __init__(self, reader: ViewReader, table: Table | None = None, scope: Scope = EVERYTHING) -> None:
+    def __init__(self, reader: ViewReader, table: StoredTable | None = None, scope: Scope = EVERYTHING) -> None:
         self.reader, self.scope = reader, scope
-        self.table: Table = reader.shape if table is None else table
+        self.table: StoredTable = reader.shape if table is None else table
 
     @classmethod
     def of(cls, reader: ViewReader, holder: Principal = OPERATOR, by: Sequence[str] | None = None) -> Relation:
@@ -470,7 +470,7 @@ class RelationSnapshot:
         return sorted(totals.items())
 
     def chunks(self, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All live rows of the newest batch with a key prefix, in scope or not, for `Table.arrow`."""
+        """All live rows of the newest batch with a key prefix, in scope or not, for `StoredTable.arrow`."""
         number = self.table.number(self.snapshot)
         if number is None:
             return self.snapshot.chunks(prefix, rows_max)

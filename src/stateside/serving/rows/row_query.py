@@ -26,7 +26,7 @@ from typing import Any
 from stateside.core.errors import KeyInvalid, RequestInvalid
 from stateside.serving.rows.columns import ColumnSet, Comparable, Found, Show, Values
 from stateside.serving.rows.relation import ROWS_MAX, Relation
-from stateside.serving.rows.shape import Shape, Table
+from stateside.serving.rows.shape import Shape, StoredTable
 from stateside.serving.rows.values import following, is_whole
 from stateside.serving.stamp import Source
 from stateside.spark_state.unsafe_row import Value
@@ -98,7 +98,7 @@ class Filter:
     def meets(self, values: Values) -> bool:
         return all(condition.meets(values) for condition in self.conditions)
 
-    def narrowed(self, table: Table, key: Sequence[Value]) -> list[Value]:
+    def narrowed(self, table: StoredTable, key: Sequence[Value]) -> list[Value]:
         """A key prefix extended by the parts that this filter fixes, so that fewer rows are read."""
         found = list(key)
         equal = {each.column.name: each.value for each in self.conditions if each.operator == "="}

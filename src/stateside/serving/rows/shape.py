@@ -30,7 +30,7 @@ from stateside.views.functions import TYPE, ComputedColumns, KnownFunctions
 from stateside.views.state_catalogue import check_state, completed, value_decoder
 
 
-class Table:
+class StoredTable:
     """Rows of a replica with the same key and columns: those of a view, or of its rollup `by` some columns."""
 
     by: tuple[str, ...] | None = None
@@ -72,7 +72,7 @@ class Table:
         return (self.row(key, row) for key, row in self.extent(snapshot).rows(snapshot))
 
 
-class Rollup(Table):
+class Rollup(StoredTable):
     """A rollup of a view; RequestInvalid for a column that the view's key lacks."""
 
     def __init__(self, catalogue: Catalogue, by: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ def _named(columns: Sequence[str]) -> str:
 Finish = Callable[[Sequence[Value]], Value]
 
 
-class Shape(Table):
+class Shape(StoredTable):
     """A view by its catalogue and the checkpoint's schema; ViewInvalid if the two differ, or a type cannot be served.
 
     A view with computed columns needs its functions too.
