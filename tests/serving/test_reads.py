@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from stateside.serving.access.tokens import Issuer
-from stateside.serving.rows import archive, lookup, relation, row_query, scan
+from stateside.serving.rows import archive, relation, row_query
 from tests.replica.spark_job import Changes, Row
 from tests.sizes import sized
 
@@ -132,9 +132,13 @@ def test_every_question_of_the_page_is_answered(client: httpx.Client) -> None:
 
 
 def test_the_page_s_table_of_limits_has_what_the_code_has() -> None:
-    assert (lookup.KEYS_MAX, lookup.KEYS_AT_ONCE_MAX) == (1_000, 100)
+    assert (row_query.KEYS_MAX, row_query.KEYS_AT_ONCE_MAX) == (1_000, 100)
     assert (row_query.LIMIT_MAX, row_query.LIMIT_DEFAULT, row_query.ORDERED_LIMIT_MAX) == (10_000, 100, 1_000)
-    assert (scan.ROWS_LOOKED_AT_MAX, scan.ORDERED_ROWS_MAX, archive.SEALED_ROWS_MAX) == (20_000, 200_000, 1_000_000)
+    assert (row_query.ROWS_LOOKED_AT_MAX, row_query.ORDERED_ROWS_MAX, archive.SEALED_ROWS_MAX) == (
+        20_000,
+        200_000,
+        1_000_000,
+    )
     assert (row_query.CONDITIONS_MAX, relation.ROWS_MAX) == (16, 10_000)
 
 

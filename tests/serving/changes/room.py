@@ -13,7 +13,7 @@ import pytest
 
 from stateside.replica.history import Keep
 from stateside.serving.access.principal import OPERATOR, Principal
-from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.sse import EventId
@@ -25,7 +25,7 @@ from stateside.serving.rows.view_readers import ViewReaders
 from tests.serving.changes.watched import VIEW, Follower, Key, Mover, State, events, laid_out
 
 ROWS_KEY, WAIT_S = ("account", "kind"), 20.0
-LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": feed_module, "PAGE": pages, "STEP": pages}
+LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": feed_module, "PAGE": subscription, "STEP": subscription}
 
 
 @dataclass(frozen=True)

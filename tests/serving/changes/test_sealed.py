@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import RequestInvalid
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.serving.changes import pages
+from stateside.serving.changes import subscription
 from stateside.serving.changes.feed import Feed
-from stateside.serving.changes.pages import ChangePages, ChangesPage, RowsPage
-from stateside.serving.changes.subscription import Subscription
+from stateside.serving.changes.subscription import ChangePages, ChangesPage, RowsPage, Subscription
 from stateside.serving.rows import archive
 from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_readers import ViewReaders
@@ -85,7 +84,7 @@ def test_whatever_is_closed_when_a_watcher_has_every_row_once_at_every_batch(
     batches: list[tuple[Changes, Any]], every: int, stepwise: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "PAGE_ROWS_MAX", 2)
+        patch.setattr(subscription, "PAGE_ROWS_MAX", 2)
         patch.setattr(archive, "WINDOW_ROWS", 1)
         shop = ClosingShop(Path(folder))
         watching = {source: Watching(shop, source) for source in SOURCES}

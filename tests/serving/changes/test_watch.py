@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stateside.core.errors import AccessDenied, HistoryGone, KeyInvalid, Misdirected, RequestInvalid
 from stateside.replica.history import Keep
 from stateside.serving.access.principal import Principal
-from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import watch as watch_module
 from stateside.serving.changes.sse import EventId
 from stateside.serving.rows.floor import Floor
@@ -113,7 +113,7 @@ def test_who_is_far_behind_is_told_all_batches_in_one(mover: Mover) -> None:
         client.connect()
         await client.told_up_to(0)
         await client.drop()
-        for number in range(pages.STEP_BATCHES_MAX + 1):
+        for number in range(subscription.STEP_BATCHES_MAX + 1):
             room.apply({(1, "call"): 100 + number})
         client.connect()
         await client.told_up_to(len(room.states) - 1)

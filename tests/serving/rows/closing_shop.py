@@ -12,8 +12,8 @@ import pyarrow as pa
 from stateside.pipeline.sinks.delta import archive_sink
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.lookup import lookup
 from stateside.serving.rows.relation import Relation, ViewAnswer
+from stateside.serving.rows.row_query import lookup
 from stateside.serving.stamp import Source
 from tests.replica.spark_job import Changes, Key, Rows
 

@@ -14,8 +14,7 @@ from stateside.replica.tail import Tail
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
 from stateside.serving.rows.relation import Relation, Scope
-from stateside.serving.rows.row_query import RowQuery
-from stateside.serving.rows.scan import ScanPage, page
+from stateside.serving.rows.row_query import RowQuery, ScanPage, page
 from stateside.serving.rows.view_reader import ViewReader
 from tests.replica import spark_job
 from tests.replica.spark_job import Changes, Job, Rows

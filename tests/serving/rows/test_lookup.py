@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.lookup import KEYS_MAX, LookupAnswer, lookup, parse_keys
 from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import KEYS_MAX, LookupAnswer, lookup, parse_keys
 from stateside.serving.rows.values import JsonKeys
 from stateside.spark_state.types import parse_type
 from tests.replica.spark_job import Row

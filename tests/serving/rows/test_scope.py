@@ -13,10 +13,10 @@ from stateside.core.errors import AccessDenied, CursorInvalid
 from stateside.core.positions import Position
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.principal import Principal
-from stateside.serving.rows import scan
+from stateside.serving.rows import row_query
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.lookup import lookup
 from stateside.serving.rows.relation import Relation, Scope
+from stateside.serving.rows.row_query import lookup
 from stateside.serving.rows.view_reader import ViewReader
 from tests.replica.spark_job import Changes
 
@@ -90,7 +90,7 @@ def test_a_cursor_of_a_scoped_token_names_no_key_of_another_s(
     shop: Shop, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page may end at any row that it looked at: also at one that is not shown."""
-    monkeypatch.setattr(scan, "ROWS_LOOKED_AT_MAX", 1)
+    monkeypatch.setattr(row_query, "ROWS_LOOKED_AT_MAX", 1)
     page = shop.page(Asked(), where=where, positions=OPAQUE)
     rows = page.rows
     while page.cursor is not None:

@@ -19,7 +19,7 @@ from stateside.serving.access.principal import Principal
 from stateside.serving.rows import archive
 from stateside.serving.rows.floor import NEWEST, Floor
 from stateside.serving.rows.relation import Relation
-from stateside.serving.rows.scan import page
+from stateside.serving.rows.row_query import page
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.spark_state.types import parse_type
 from tests.replica.spark_job import Changes, Rows

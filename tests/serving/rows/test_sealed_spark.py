@@ -17,9 +17,8 @@ from stateside.core.positions import Position
 from stateside.journal import Event
 from stateside.replica.tail import Tail
 from stateside.serving.rows.floor import AsOf, Floor
-from stateside.serving.rows.lookup import lookup, parse_keys
 from stateside.serving.rows.relation import Relation, SumAnswer
-from stateside.serving.rows.scan import ScanPage, page
+from stateside.serving.rows.row_query import ScanPage, lookup, page, parse_keys
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Source, iso_time

@@ -30,9 +30,8 @@ from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.key_table import behind
 from stateside.replica.store import Snapshot
 from stateside.serving.access.position_codec import PositionCodec
-from stateside.serving.changes.pages import GONE, paged, stamped
 from stateside.serving.changes.sse import EventId, changes_event, comment, event, pulse_event, told
-from stateside.serving.changes.subscription import ShownChange, Subscription
+from stateside.serving.changes.subscription import GONE, ShownChange, Subscription, paged, stamped
 from stateside.serving.rows.archive import Batches
 from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_reader import ViewReader

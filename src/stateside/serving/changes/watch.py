@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from stateside.core.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
 from stateside.replica.batch_marker import AppliedBatch
 from stateside.serving.changes.feed import POLL_S, Feed, Watcher, cut
-from stateside.serving.changes.pages import GONE, ChangePages, ChangesPage, RowsPage
 from stateside.serving.changes.sse import OPENING, EventId, Json, told
-from stateside.serving.changes.subscription import Subscription
+from stateside.serving.changes.subscription import GONE, ChangePages, ChangesPage, RowsPage, Subscription
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.relation import ROWS_MAX
 

@@ -1,4 +1,6 @@
-"""The routes of views: the list of views, a view's description, and its rows by key, scan, lookup, sum and rollup."""
+"""The routes of views: the list of views, a view's description, its rows by key, scan, lookup, sum and rollup, and its
+changes, as server-sent events or as one page by long-poll.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,27 @@ from typing import Any
 
 from stateside.core.errors import StatesideError
 from stateside.replica.store import Snapshot
-from stateside.serving.rows.lookup import KEYS_MAX, lookup, parse_keys
-from stateside.serving.rows.row_query import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, key_source, parse_columns
-from stateside.serving.rows.scan import page
+from stateside.serving.changes.feed import Feeds
+from stateside.serving.changes.sse import KIND, EventId, listed, told
+from stateside.serving.changes.subscription import ChangesPage, RowsPage, Subscription
+from stateside.serving.changes.watch import Watch
+from stateside.serving.rows.row_query import (
+    KEYS_MAX,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    ORDERED_LIMIT_MAX,
+    key_source,
+    lookup,
+    page,
+    parse_columns,
+    parse_keys,
+)
 from stateside.serving.rows.shape import Rollup
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
-from stateside.serving.web.response import Response, stamped
+from stateside.serving.web.response import JSON, Response, StreamResponse, stamped
 from stateside.serving.web.route import FLOOR, KEY, SOURCES, Body, Parameter, Route, Schema, whole
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
@@ -216,3 +230,82 @@ def described(catalogue: Catalogue) -> dict[str, Any]:
 
 
 VIEW_ROUTES.append(Route("/v1/views/{view}", _describe, _TEXT, "read", FLOOR, answer=_ANSWER))
+_NO_BUFFERS = ("x-accel-buffering", "no")  # proxies must pass events on at once
+_CHANGES_TEXT = (
+    "the rows of one key, of all keys that begin with these parts, or of the whole view, and from then on what every "
+    "batch changes: as server-sent events or, with `Accept: application/json`, once, waited for (wait_ms)"
+)
+_CHANGES_PARAMETERS = (
+    KEY,
+    Parameter(
+        "rollup", "instead of the rows those of the rollup by these columns, joined by commas; empty for the total"
+    ),
+    Parameter(
+        "source",
+        "live rows, which is the default: a sealed row is removed; both: it stays; archive: each row once it is sealed",
+        SOURCES,
+    ),
+    whole("pulse", "1: also tell every second, by an event `pulse`, how old it all is by now, and how the job is"),
+    Parameter("after", "the id of the last event that you have, as the header Last-Event-ID: go on behind it"),
+    *FLOOR,
+)
+_CHANGES_ANSWER = {
+    "type": "object",
+    "required": ["stamp", "id"],
+    "properties": {
+        "stamp": {"type": "object"},
+        "id": {"type": "string"},
+        "rows": {"type": "array", "items": {"type": "object"}},
+        "after": {"type": "integer"},
+        "changed": {"type": "array", "items": {"type": "object"}},
+        "removed": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+def changes_routes(feeds: Feeds) -> list[Route]:
+    async def changes(request: Request) -> Response:
+        asked = await ViewRequest.of(request, _followed_rollup(request))
+        question = Subscription.ask(asked.relation, request.keys, request.positions, request.parameters.get("source"))
+        watch = Watch(feeds.of(asked.relation.reader), question, pulsed=request.number("pulse", 1) == 1)
+        after = request.parameters.get("after")
+        if "application/json" in request.headers.get("accept", ""):
+            return _once(await watch.once(_last(after), asked.floor))
+        begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
+        return Response({}, stream=StreamResponse(KIND, watch.parts(begun), _cut), headers=[_NO_BUFFERS])
+
+    pattern = "/v1/views/{view}/changes"
+    return [
+        Route(
+            pattern,
+            changes,
+            _CHANGES_TEXT,
+            "read",
+            parameters=_CHANGES_PARAMETERS,
+            answer=_CHANGES_ANSWER,
+            kinds=("text/event-stream", JSON),
+        )
+    ]
+
+
+def _cut(why: str) -> bytes:
+    reason, _, detail = why.partition(": ")
+    return told("cut", reason, detail)
+
+
+def _last(text: str | None) -> EventId | None:
+    return None if text is None else EventId.parse(text)
+
+
+def _followed_rollup(request: Request) -> list[str] | None:
+    columns = request.parameters.get("rollup")
+    return None if columns is None else [name for name in columns.split(",") if name]
+
+
+def _once(page: RowsPage | ChangesPage) -> Response:
+    document: dict[str, Any] = {"id": str(EventId.of(page.batch))}
+    if isinstance(page, RowsPage):
+        document |= {"rows": listed(page.rows), "cursor": None}
+    else:
+        document |= {"after": page.after, "changed": listed(page.changed), "removed": listed(page.removed)}
+    return stamped(page.stamp, document)
