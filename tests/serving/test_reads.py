@@ -15,11 +15,13 @@ import httpx
 import pytest
 
 from stateside.serving.access.tokens import Issuer
+from stateside.serving.clients import Client
 from stateside.serving.rows import archive, relation, row_query
 from tests.replica.spark_job import Changes, Row
 from tests.sizes import sized
 
 from .conftest import serving
+from .rows.closing_shop import SOURCES, ClosingShop, added_up
 from .rows.shop import Shop, shown
 
 pytestmark = pytest.mark.e2e
@@ -349,3 +351,25 @@ def test_concurrent_readers_of_200_batches_never_see_a_torn_one(tmp_path: Path) 
         raise wrong[0]
     assert max(seen) == BATCHES
     assert len(seen) > 20, "answers of many batches were compared"
+
+
+def test_every_read_over_http_has_live_and_sealed_rows_and_says_so(tmp_path: Path) -> None:
+    shop = ClosingShop(tmp_path / "shop")
+    shop.batch({("emma", "de"): (1, 5), ("emma", "fr"): (2, 7), ("ben", "de"): (1, 1)})
+    shop.store([("emma", "de")])
+    shop.commit([("emma", "de")], {})
+    with served(shop, tmp_path / "server.log") as http, Client(str(http.base_url)) as client:
+        for source in SOURCES:
+            rows = shop.all_expected(1, source)
+            (page,) = client.scan("spending", source=source)
+            assert (page.stamp.source, page.rows) == (source, rows)
+            rollup = client.rollup("spending", ["country"], source=source)
+            assert (rollup.stamp.source, rollup.rows) == (source, added_up(rows, ["country"]))
+            first = next(client.watch("spending", source=source))
+            assert first.stamp is not None
+            assert (first.stamp.source, first.rows) == (source, rows)
+        found = client.sql("SELECT sum(total) AS total, count(*) AS count FROM spending__all")
+        assert found.rows == [{"total": 13, "count": 3}]
+        assert [stamp.source for stamp in found.stamps] == ["both"]
+        refused = http.get(f"{SPENDING}/changes?rollup=country&source=both", headers={"accept": "application/json"})
+        assert (refused.status_code, refused.json()["detail"]) == (400, "A rollup is followed over live rows")
