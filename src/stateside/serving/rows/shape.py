@@ -89,11 +89,11 @@ class Rollup(StoredTable):
         self.columns = ColumnSet([*self.key_parts, *((name, parse_type(type_)) for name, type_ in self.sums.columns)])
 
     def number(self, snapshot: Snapshot) -> int:
-        """RequestInvalid if the snapshot has no such rollup; NotFreshEnough if it has other computed columns."""
+        """RequestInvalid if there is no such rollup; NotFreshEnough while the snapshot's are not the declared ones."""
         kept = snapshot.rollups()
-        if self.by not in kept:
+        if self.by not in kept and self.by not in self.catalogue.rollups:
             raise self._unknown(kept)
-        if snapshot.computed() != self.catalogue.computed:
+        if self.by not in kept or snapshot.computed() != self.catalogue.computed:
             raise self._not_yet(snapshot)
         return kept.index(self.by)
 
@@ -114,9 +114,9 @@ class Rollup(StoredTable):
 
     def _not_yet(self, snapshot: Snapshot) -> NotFreshEnough:
         trouble = snapshot.trouble()
+        differ = "have other computed columns" if self.by in snapshot.rollups() else "are others"
         return NotFreshEnough(
-            f"The rollups of {self.catalogue.view!r} have other computed columns than were declared last"
-            + (STUCK if trouble else ""),
+            f"The rollups of {self.catalogue.view!r} {differ} than were declared last" + (STUCK if trouble else ""),
             where=trouble,
             next_step="Ask again in a moment: the replica rebuilds them",
         )
