@@ -17,12 +17,12 @@ from stateside.core.layout import Layout
 from stateside.serving import server
 from stateside.serving.access import guard, hosts, limits, principal, tokens, verifier
 from stateside.serving.access.position_codec import PLAIN
-from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.fast_path import point_lookup
 from stateside.serving.health import metrics
-from stateside.serving.rows import view_reader
+from stateside.serving.rows import relation
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache, execution, pool, process, sql_query
 from stateside.serving.sql import pool as pool_module
@@ -172,20 +172,20 @@ def test_the_limits_of_appending_and_stopping_are_those_of_the_code() -> None:
 def test_the_limits_of_watching_are_those_of_the_code() -> None:
     assert (feed_module.QUEUE_EVENTS_MAX, feed_module.QUEUE_BYTES_MAX) == (1_000, 4 << 20)
     assert (2 * connection.UNSENT_BYTES_MAX, connection.STALLED_S) == (256 << 10, 30)
-    assert (pages.PAGE_ROWS_MAX, pages.PAGE_BYTES) == (1_000, 256 << 10)
-    assert (pages.STEP_BATCHES_MAX, pages.STEP_ROWS_MAX) == (64, 1_000)
+    assert (subscription.PAGE_ROWS_MAX, subscription.PAGE_BYTES) == (1_000, 256 << 10)
+    assert (subscription.STEP_BATCHES_MAX, subscription.STEP_ROWS_MAX) == (64, 1_000)
     assert (feed.FEED_ROWS_MAX, feed.KEEP_ALIVE_S, feed.POLL_S) == (10_000, 15, 0.01)
-    assert view_reader.ROWS_MAX == 10_000
+    assert relation.ROWS_MAX == 10_000
     for said in (
         f"| {feed_module.QUEUE_EVENTS_MAX:,}, or {feed_module.QUEUE_BYTES_MAX >> 20} MiB |",
         f"| {2 * connection.UNSENT_BYTES_MAX >> 10} KiB, and one part |",
         f"| after {connection.STALLED_S:g} s |",
-        f"| {pages.PAGE_ROWS_MAX:,} rows, or {pages.PAGE_BYTES >> 10} KiB |",
-        f"more than {pages.STEP_BATCHES_MAX} batches or {pages.STEP_ROWS_MAX:,} changes",
+        f"| {subscription.PAGE_ROWS_MAX:,} rows, or {subscription.PAGE_BYTES >> 10} KiB |",
+        f"more than {subscription.STEP_BATCHES_MAX} batches or {subscription.STEP_ROWS_MAX:,} changes",
         f"| changes of a batch held for all subscriptions | {feed.FEED_ROWS_MAX:,};",
         f"| keep-alive | {feed.KEEP_ALIVE_S:g} s |",
         f"every {feed.POLL_S * 1_000:g} ms",
-        f"| rows of a single JSON answer | {view_reader.ROWS_MAX:,} |",
+        f"| rows of a single JSON answer | {relation.ROWS_MAX:,} |",
     ):
         assert said in " ".join(CHANGES.split()), said
 

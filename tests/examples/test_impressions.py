@@ -15,8 +15,9 @@ from examples.impressions import app
 from stateside.archive import ArchiveTable, TableSpec
 from stateside.core.layout import Layout
 from stateside.journal import Event
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.sums import BucketRange
-from stateside.serving.rows.view_readers import ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.testing import answer, append, run_to
 
 pytestmark = pytest.mark.spark
@@ -65,7 +66,7 @@ def test_state_and_archive_together_have_every_hour_exactly_once_at_any_batch(
 def summed(layout: Layout, item: str, last_us: int) -> list[dict[str, Any]]:
     reader = ViewReader(layout.view("hourly"))
     try:
-        return asyncio.run(reader.sum([item], BucketRange(last_us=last_us))).rows
+        return asyncio.run(Relation(reader).sum([item], BucketRange(last_us=last_us), Floor())).rows
     finally:
         reader.close()
 

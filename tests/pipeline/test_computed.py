@@ -21,6 +21,7 @@ from stateside.core.layout import Layout
 from stateside.journal import Event
 from stateside.pipeline.app import View
 from stateside.pipeline.sinks.sink import BatchId, SinkContext
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.testing import append, rollup, rows, run_to
@@ -143,7 +144,7 @@ def assert_sums(layout: Layout, amounts: dict[tuple[str, str, str, int], int]) -
     reader = ViewReader(layout.view("bill"))
     by_key = added(amounts, (0, 1, 2))
     for key in by_key:
-        [row] = asyncio.run(reader.sum(key, BucketRange(), Floor(wait_ms=0))).rows
+        [row] = asyncio.run(Relation(reader).sum(key, BucketRange(), Floor(wait_ms=0))).rows
         assert row["amount"] == by_key[key]
     reader.close()
 
@@ -156,7 +157,7 @@ def totals_of_older_batches(layout: Layout) -> set[Any]:
     assert batch is not None and oldest is not None
     for number in range(oldest, batch.batch + 1):
         with reader._replica.snapshot(as_of=number) as snapshot:
-            found |= {row["amount"] for row in reader.shape.rollups.rows(snapshot, [], [], 1)}
+            found |= {row["amount"] for row in reader.shape.rollup([]).rows(snapshot)}
     reader.close()
     return found
 

@@ -19,8 +19,8 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.view_plan import Planner
 from stateside.replica.tail import Tail
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.row_query import RowQuery
-from stateside.serving.rows.scan import page
+from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import RowQuery, page
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.testing import append, rows, run_to
 
@@ -82,10 +82,10 @@ def all_rows(layout: Layout) -> list[dict[str, Any]]:
     tail.step()
     tail.close()
     views = ViewReaders(layout)
-    reader = views.get("hours")
+    relation = Relation(views.get("hours"))
     try:
-        question = RowQuery.parse(reader, [], (), {"source": "both"}, 100)
-        answer = asyncio.run(page(reader, question, Floor(wait_ms=0)))
+        question = RowQuery.parse(relation, [], (), {"source": "both"}, 100)
+        answer = asyncio.run(page(relation, question, Floor(wait_ms=0)))
         assert answer.stamp.generation == layout.view("hours").generation
         return answer.rows
     finally:

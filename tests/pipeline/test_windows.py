@@ -18,8 +18,9 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event, FileLog
 from stateside.replica.tail import Tail
+from stateside.serving.rows.relation import Relation, SumAnswer
 from stateside.serving.rows.sums import BucketRange
-from stateside.serving.rows.view_readers import Floor, SumAnswer, ViewReader
+from stateside.serving.rows.view_readers import Floor, ViewReader
 from stateside.serving.stamp import iso_time
 from stateside.testing import answer, append, rows, run_to
 
@@ -318,7 +319,7 @@ def summed(
     reader = ViewReader(layout.view(view))
     try:
         return asyncio.run(
-            reader.sum(reader.shape.parse_key(key), BucketRange(from_us, to_us, last_us), Floor(wait_ms=0))
+            Relation(reader).sum(reader.shape.parse_key(key), BucketRange(from_us, to_us, last_us), Floor(wait_ms=0))
         )
     finally:
         reader.close()

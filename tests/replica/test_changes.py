@@ -74,7 +74,7 @@ def test_rows_and_changes_can_be_read_a_page_at_a_time(batches: list[Changes], p
             told += more
         assert told == differing(states[0], states[upto], prefix)
         rows: list[tuple[bytes, bytes]] = []
-        while some := list(extent.rows(snapshot.as_of(0), rows[-1][0] if rows else None))[:page]:
+        while some := list(extent.rows(snapshot.as_of(0), rows[-1][0] + b"\x00" if rows else b""))[:page]:
             rows += some
         assert rows == sorted((key, row) for key, row in states[0].items() if key.startswith(prefix))
 

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from stateside.billing.plans.tiers import Tier, Tiers
-from stateside.core.errors import CheckpointInvalid, NotFreshEnough, ValueOverflow
+from stateside.core.errors import CheckpointInvalid, NotFreshEnough, RequestInvalid, ValueOverflow
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import write_atomically
 from stateside.replica.tail import Tail
 from stateside.serving.rows.view_readers import Floor, ViewReader
-from stateside.views.catalogue import Computed
+from stateside.views.catalogue import Catalogue, Computed
 from stateside.views.functions import extend_functions
 from tests.replica import spark_job
 from tests.replica.spark_job import Job
@@ -120,6 +120,18 @@ def test_rollups_are_not_shown_with_other_computed_columns_than_were_declared(vi
     after = ViewReader(view)
     assert rollup(after, []) == [{"orders": 6, "total": 171, "price": -1, "fee": -3}]
     after.close()
+
+
+def test_a_rollup_that_was_declared_and_is_not_there_yet_is_awaited_and_not_called_unknown(view: ViewLayout) -> None:
+    catalogue = Catalogue.load(view.catalogue)
+    rollups = (*catalogue.rollups, ("country", "customer"))
+    write_atomically(view.catalogue, replace(catalogue, rollups=rollups).as_json())
+    between = ViewReader(view)
+    with pytest.raises(NotFreshEnough, match="The rollups of 'spending' are others than were declared last"):
+        rollup(between, ["country", "customer"])
+    with pytest.raises(RequestInvalid, match="has no rollup by"):
+        rollup(between, ["country", "country"])
+    between.close()
 
 
 def test_a_value_that_is_too_large_is_an_error_of_its_row_and_of_its_rollup_alone(tmp_path: Path) -> None:

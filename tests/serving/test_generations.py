@@ -24,7 +24,7 @@ from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.follower import Follower
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.scope import EVERYTHING
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn, StateColumn, ViewColumn
@@ -255,7 +255,7 @@ def test_a_subscriber_ends_with_the_new_generation_s_rows(layout: Layout, folds:
 
     async def watched(switches: bool) -> str:
         reader = views.get("counts")
-        watch = Watch(feeds.of(reader), Subscription.ask(reader.shape, [], None, EVERYTHING))
+        watch = Watch(feeds.of(reader), Subscription.ask(Relation(reader), []))
         parts = watch.parts(await watch.begin(None, Floor()))
         found = [(await anext(parts)).decode() for _ in range(2)]
         if switches:

@@ -21,7 +21,7 @@ from stateside.journal import Event
 from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
 from stateside.journal.backends.nodes.ownership import slot_of
 from stateside.serving.clients import Client
-from stateside.serving.rows.node_receipts import sought
+from stateside.serving.rows.floor import sought
 from tests.waiting import wait_until
 
 from .conftest import serving

@@ -15,11 +15,13 @@ import httpx
 import pytest
 
 from stateside.serving.access.tokens import Issuer
-from stateside.serving.rows import archive_rows, lookup, row_query, scan, view_reader
+from stateside.serving.clients import Client
+from stateside.serving.rows import archive, relation, row_query
 from tests.replica.spark_job import Changes, Row
 from tests.sizes import sized
 
 from .conftest import serving
+from .rows.closing_shop import SOURCES, ClosingShop, added_up
 from .rows.shop import Shop, shown
 
 pytestmark = pytest.mark.e2e
@@ -132,10 +134,14 @@ def test_every_question_of_the_page_is_answered(client: httpx.Client) -> None:
 
 
 def test_the_page_s_table_of_limits_has_what_the_code_has() -> None:
-    assert (lookup.KEYS_MAX, lookup.KEYS_AT_ONCE_MAX) == (1_000, 100)
+    assert (row_query.KEYS_MAX, row_query.KEYS_AT_ONCE_MAX) == (1_000, 100)
     assert (row_query.LIMIT_MAX, row_query.LIMIT_DEFAULT, row_query.ORDERED_LIMIT_MAX) == (10_000, 100, 1_000)
-    assert (scan.ROWS_LOOKED_AT_MAX, scan.ORDERED_ROWS_MAX, archive_rows.SEALED_ROWS_MAX) == (20_000, 200_000, 20_000)
-    assert (row_query.CONDITIONS_MAX, view_reader.ROWS_MAX) == (16, 10_000)
+    assert (row_query.ROWS_LOOKED_AT_MAX, row_query.ORDERED_ROWS_MAX, archive.SEALED_ROWS_MAX) == (
+        20_000,
+        200_000,
+        1_000_000,
+    )
+    assert (row_query.CONDITIONS_MAX, relation.ROWS_MAX) == (16, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -345,3 +351,25 @@ def test_concurrent_readers_of_200_batches_never_see_a_torn_one(tmp_path: Path) 
         raise wrong[0]
     assert max(seen) == BATCHES
     assert len(seen) > 20, "answers of many batches were compared"
+
+
+def test_every_read_over_http_has_live_and_sealed_rows_and_says_so(tmp_path: Path) -> None:
+    shop = ClosingShop(tmp_path / "shop")
+    shop.batch({("emma", "de"): (1, 5), ("emma", "fr"): (2, 7), ("ben", "de"): (1, 1)})
+    shop.store([("emma", "de")])
+    shop.commit([("emma", "de")], {})
+    with served(shop, tmp_path / "server.log") as http, Client(str(http.base_url)) as client:
+        for source in SOURCES:
+            rows = shop.all_expected(1, source)
+            (page,) = client.scan("spending", source=source)
+            assert (page.stamp.source, page.rows) == (source, rows)
+            rollup = client.rollup("spending", ["country"], source=source)
+            assert (rollup.stamp.source, rollup.rows) == (source, added_up(rows, ["country"]))
+            first = next(client.watch("spending", source=source))
+            assert first.stamp is not None
+            assert (first.stamp.source, first.rows) == (source, rows)
+        found = client.sql("SELECT sum(total) AS total, count(*) AS count FROM spending__all")
+        assert found.rows == [{"total": 13, "count": 3}]
+        assert [stamp.source for stamp in found.stamps] == ["both"]
+        refused = http.get(f"{SPENDING}/changes?rollup=country&source=both", headers={"accept": "application/json"})
+        assert (refused.status_code, refused.json()["detail"]) == (400, "A rollup is followed over live rows")

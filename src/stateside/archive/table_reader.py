@@ -16,10 +16,12 @@ next read notices.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -65,13 +67,14 @@ class DataFile:
         """Whether the file can contain a row with this value."""
         if column in self.partition:
             return self.partition[column] == str(value)
-        return not (self._above(column, value) or self._below(column, value))
+        return not (self._above(column, value) or self.is_below(column, value))
 
     def _above(self, column: str, value: Any) -> bool:
         least = self.least.get(column)
         return _sure(least) and bool(least > value)
 
-    def _below(self, column: str, value: Any) -> bool:
+    def is_below(self, column: str, value: Any) -> bool:
+        """Whether all values are smaller, or null."""
         greatest = self.greatest.get(column)
         return _sure(greatest) and bool(greatest < value)
 
@@ -164,13 +167,26 @@ class FollowedTable:
         among: Mapping[str, Sequence[Any]] | None = None,
         known: bool = False,
     ) -> pa.Table | None:
-        """The given columns of the rows with `equal` values, values `among` a set and values `below` a limit.
+        """The rows of `parts` together; None if there is no such file."""
+        return _together(list(self.parts(columns, equal=equal, below=below, among=among, known=known)))
 
-        None if there is no such file. `below` and `among` name columns of the files, not of the partition. With `known`
-        the rows are those of the version read last, without looking for a newer one; ArchiveAway if no version was read
-        yet, or if a file is not cached and cannot be read.
+    def parts(
+        self,
+        columns: Sequence[str],
+        *,
+        equal: Mapping[str, Any] | None = None,
+        below: Mapping[str, Any] | None = None,
+        least: Mapping[str, Any] | None = None,
+        among: Mapping[str, Sequence[Any]] | None = None,
+        known: bool = False,
+    ) -> Iterator[pa.Table]:
+        """The given columns of the rows with `equal` values, values `among` a set, `below` a limit, or `least` at it.
+
+        A table for each file, read when it is asked for, and one for all cached files. All but `equal` name columns of
+        the files, not of the partition. With `known` the rows are those of the version read last, without looking for a
+        newer one; ArchiveAway if no version was read yet, or if a file is not cached and cannot be read.
         """
-        wanted, limits, sets = dict(equal or {}), dict(below or {}), dict(among or {})
+        wanted = _Wanted(dict(equal or {}), dict(below or {}), dict(least or {}), dict(among or {}))
         with self._lock:
             if not known:
                 self._follow()
@@ -178,14 +194,11 @@ class FollowedTable:
             if self._kept.files is None:
                 raise away(f"The table {self._path.name!r} has not been read yet, and cannot be now", str(self._path))
             files, kept = [file for file in self._kept.files if not self._kept.has(file)], self._kept.table
-        files = [file for file in files if all(file.may_have(*pair) for pair in wanted.items())]
-        files = [file for file in files if all(file.may_have_below(*pair) for pair in limits.items())]
-        files = [file for file in files if all(_may_have_one(file, *pair) for pair in sets.items())]
-        parts = [file.read(columns, _condition(file.partition, wanted, limits, sets)) for file in files]
+        for file in filter(wanted.may_be_in, files):
+            yield file.read(columns, wanted.condition(file.partition))
         if kept is not None:
-            condition = _condition({}, wanted, limits, sets)
-            parts.append(_selected(kept if condition is None else kept.filter(condition), columns))
-        return _together(parts)
+            condition = wanted.condition({})
+            yield _selected(kept if condition is None else kept.filter(condition), columns)
 
     def dataset(self) -> pads.Dataset | None:
         """The newest version as an Arrow dataset, read lazily; None before the table was created."""
@@ -305,20 +318,28 @@ def _sure(bound: Any) -> bool:
     return bound is not None and not (isinstance(bound, str) and len(bound) > _TEXT_CHARS_SURE)
 
 
-def _may_have_one(file: DataFile, column: str, values: Sequence[Any]) -> bool:
-    return any(file.may_have(column, value) for value in values)
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A predicate: the arguments of `FollowedTable.parts`."""
 
+    equal: Mapping[str, Any]
+    below: Mapping[str, Any]
+    least: Mapping[str, Any]
+    among: Mapping[str, Sequence[Any]]
 
-def _condition(
-    partition: Mapping[str, str],
-    equal: Mapping[str, Any],
-    below: Mapping[str, Any],
-    among: Mapping[str, Sequence[Any]],
-) -> pc.Expression | None:
-    parts = [pc.field(name) == value for name, value in equal.items() if name not in partition]
-    parts += [pc.field(name) < limit for name, limit in below.items()]
-    parts += [pc.field(name).isin(list(values)) for name, values in among.items()]
-    condition = None
-    for part in parts:
-        condition = part if condition is None else condition & part
-    return condition
+    def may_be_in(self, file: DataFile) -> bool:
+        """Whether the file can contain such a row, by its minima and maxima."""
+        return (
+            all(file.may_have(*pair) for pair in self.equal.items())
+            and all(file.may_have_below(*pair) for pair in self.below.items())
+            and not any(file.is_below(*pair) for pair in self.least.items())
+            and all(any(file.may_have(name, value) for value in values) for name, values in self.among.items())
+        )
+
+    def condition(self, partition: Mapping[str, str]) -> pc.Expression | None:
+        """The predicate over a file's columns; None for all rows."""
+        parts = [pc.field(name) == value for name, value in self.equal.items() if name not in partition]
+        parts += [pc.field(name) < limit for name, limit in self.below.items()]
+        parts += [pc.field(name) >= limit for name, limit in self.least.items()]
+        parts += [pc.field(name).isin(list(values)) for name, values in self.among.items()]
+        return reduce(operator.and_, parts) if parts else None

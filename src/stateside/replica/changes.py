@@ -46,9 +46,9 @@ class Extent:
     prefix: bytes = b""
     rollup: int | None = None
 
-    def rows(self, snapshot: Snapshot, beyond: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The keys, in order, each with its row; with `beyond` only later keys."""
-        first, end = self._first(beyond), behind(self._whole_prefix) or _END
+    def rows(self, snapshot: Snapshot, begin: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The keys, in order, each with its row; with `begin` only this key and later ones."""
+        first, end = max(self._whole_prefix, self._mark + begin), behind(self._whole_prefix) or _END
         return ((key[self._mark_bytes :], row) for key, row in self._table(snapshot).between(first, end))
 
     def changed(self, snapshot: Snapshot, after: int, upto: int, beyond: bytes | None = None) -> Iterator[Changed]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from operator import add, sub
@@ -170,9 +170,21 @@ class RollupRows:
             found += each.partial(row)
         return found
 
-    def values(self, row: bytes) -> list[Value]:
+    def finished_numbers(self, values: Mapping[str, Value]) -> list[int]:
+        """The numbers of a row by its finished values; 0 for columns that `apart_finished` keeps out."""
+        found = [1]
+        for each in self._all:
+            found += [0] * each.tally_size if each.apart_finished else each.partial_of(values[each.column.name])
+        return found
+
+    @property
+    def apart_finished(self) -> list[str]:
+        """The columns that finished values of rows cannot be added to."""
+        return [each.column.name for each in self._all if each.apart_finished]
+
+    def values(self, row: bytes | Tally) -> list[Value]:
         """The columns' values; ValueOverflow if one is too large for its type."""
-        numbers, begin = unpack(row), 1
+        numbers, begin = unpack(row) if isinstance(row, bytes) else row, 1
         values: list[Value] = []
         for each in self._all:
             values.append(each.total(numbers[begin : begin + each.tally_size]))

@@ -177,9 +177,9 @@ class Snapshot:
         """All rows of the newest batch with a key prefix, as of `OrderedRows.chunks`."""
         return OrderedRows(self._tables.rows).chunks(prefix, rows_max)
 
-    def rollup_chunks(self, number: int, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def rollup_chunks(self, number: int, prefix: bytes, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """As `chunks` for a rollup, with its coarser keys."""
-        found = OrderedRows(self._tables.rollups).chunks(bytes([number]), rows_max)
+        found = OrderedRows(self._tables.rollups).chunks(bytes([number]) + prefix, rows_max)
         return (([key[1:] for key in keys], rows) for keys, rows in found)
 
     def get(self, key: bytes) -> bytes | None:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from stateside.serving.changes.sse import EVENTS
     from stateside.serving.extension import Extension
     from stateside.serving.pages.page import Page
+    from stateside.serving.rows.archive import GatedTable
     from stateside.serving.rows.floor import Floor
-    from stateside.serving.rows.scope import not_whole
+    from stateside.serving.rows.relation import not_whole
     from stateside.serving.rows.shape import Shape
     from stateside.serving.rows.view_readers import ViewAnswer, ViewReader
-    from stateside.serving.sql.archive_tables import GatedTable
     from stateside.serving.stamp import Stamp, iso_time, parse_time
-    from stateside.serving.web.changes_routes import composed_stream
     from stateside.serving.web.request import Request
     from stateside.serving.web.response import JSON, File, Response, StreamResponse, stamped
     from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, whole
+    from stateside.serving.web.view_routes import composed_stream
 else:
     __getattr__ = lazy(
         __name__,
@@ -32,15 +32,15 @@ else:
             "stateside.serving.extension": ["Extension"],
             "stateside.serving.pages.page": ["Page"],
             "stateside.serving.rows.floor": ["Floor"],
-            "stateside.serving.rows.scope": ["not_whole"],
+            "stateside.serving.rows.relation": ["not_whole"],
             "stateside.serving.rows.shape": ["Shape"],
             "stateside.serving.rows.view_readers": ["ViewAnswer", "ViewReader"],
-            "stateside.serving.sql.archive_tables": ["GatedTable"],
+            "stateside.serving.rows.archive": ["GatedTable"],
             "stateside.serving.stamp": ["Stamp", "iso_time", "parse_time"],
-            "stateside.serving.web.changes_routes": ["composed_stream"],
             "stateside.serving.web.request": ["Request"],
             "stateside.serving.web.response": ["JSON", "File", "Response", "StreamResponse", "stamped"],
             "stateside.serving.web.route": ["FLOOR", "KEY", "Body", "Parameter", "Route", "whole"],
+            "stateside.serving.web.view_routes": ["composed_stream"],
         },
     )
 

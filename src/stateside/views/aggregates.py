@@ -100,6 +100,7 @@ class Aggregate:
     buffers: ClassVar[tuple[BufferType, ...]] = (_ANY,)
     has_buffer_type: ClassVar[bool] = True  # the column's type is that of its first buffer
     apart: ClassVar[str | None] = None  # why values of several rows cannot be combined
+    apart_finished: ClassVar[str | None] = None  # why not, if only their finished values are known
     if_too_large: ClassVar[str] = (  # the next step
         "Ask for a shorter range; or run the view on a new folder with a wider type, or with try_sum"
     )
@@ -141,6 +142,22 @@ class Aggregate:
     def partial(self, row: Sequence[Any]) -> Partial:
         """The part of a row of the state: its buffers, or its tally."""
         return [row[place] for place in self.places]
+
+    def partial_of(self, value: Value) -> Partial:
+        """The part of a row by its finished value, as an archive has it; only where `apart_finished` is None.
+
+        ValueOverflow for a null that may stand for nothing, or for a number that was too large.
+        """
+        if value is None and self.column.null_on_overflow:
+            raise ValueOverflow(
+                f"A sealed row has no {self.column.name!r}: it had no values, or became too large",
+                next_step="Ask for the rows, or for live ones alone: source=live",
+            )
+        return self.partial({self._first: self._buffer_of(value), self._second: value is None})  # type: ignore[arg-type]
+
+    def _buffer_of(self, value: Value) -> Any:
+        """The first buffer of a row with this value."""
+        return value
 
     def merge(self, one: Partial, other: Partial) -> Partial:
         """Two parts combined, `other` being the later one; only where `apart` is None."""
@@ -231,6 +248,10 @@ class Sum(_Additive):
 class UnscaledSum(Sum):
     name, function, buffers, has_buffer_type = "unscaled_sum", None, (_LONG,), False
 
+    def _buffer_of(self, value: Any) -> Any:
+        assert isinstance(self.type, Decimal)
+        return None if value is None else int(value.scaleb(self.type.scale, _EXACT))
+
     def finish(self, buffers: Partial) -> Value:
         assert isinstance(self.type, Decimal)
         if buffers[0] is None:
@@ -283,7 +304,7 @@ class DecimalSum(TrySum):
 
 
 class _Mean(_Additive):
-    tally_size = 5
+    tally_size, apart_finished = 5, "a sealed row has the average without its count"
 
     def finish(self, buffers: Partial) -> Value:
         total, count = buffers
@@ -321,7 +342,7 @@ class UnscaledAverage(_Mean):
 
 class DecimalAverage(_Additive):
     name, function, buffers, has_buffer_type = "decimal_average", "Average", (_DECIMAL, _LONG), False
-    tally_size = 3
+    tally_size, apart_finished = 3, _Mean.apart_finished
 
     def finish(self, buffers: Partial) -> Value:
         assert isinstance(self.type, Decimal)
@@ -376,10 +397,12 @@ class Max(_Extreme):
 
 class MinBy(Min):
     name, function, buffers = "min_by", "MinBy", (_ANY, _ANY)
+    apart_finished = "a sealed row has the value without its ordering"
 
 
 class MaxBy(Max):
     name, function, buffers = "max_by", "MaxBy", (_ANY, _ANY)
+    apart_finished = MinBy.apart_finished
 
 
 class _Bits(Aggregate):

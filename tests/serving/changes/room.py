@@ -13,19 +13,19 @@ import pytest
 
 from stateside.replica.history import Keep
 from stateside.serving.access.principal import OPERATOR, Principal
-from stateside.serving.changes import feed, pages
+from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.sse import EventId
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.scope import Scope
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_readers import ViewReaders
 from tests.serving.changes.watched import VIEW, Follower, Key, Mover, State, events, laid_out
 
 ROWS_KEY, WAIT_S = ("account", "kind"), 20.0
-LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": feed_module, "PAGE": pages, "STEP": pages}
+LIMITED = {"FEED": feed, "KEEP": feed, "QUEUE": feed_module, "PAGE": subscription, "STEP": subscription}
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Room:
 
     def watch(self, asked: Asked = QUESTIONS[0]) -> Watch:
         reader = self.views.get(VIEW)
-        scope = Scope.of(reader.shape, asked.holder.rows_of(VIEW, reader.shape.columns.types))
-        return Watch(self.feeds.of(reader), Subscription.ask(reader.shape, asked.key, asked.rollup, scope))
+        relation = Relation.of(reader, asked.holder, asked.rollup)
+        return Watch(self.feeds.of(reader), Subscription.ask(relation, asked.key))
 
 
 @dataclass

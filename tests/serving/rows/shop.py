@@ -13,9 +13,8 @@ from stateside.core.layout import Layout
 from stateside.replica.tail import Tail
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.row_query import RowQuery
-from stateside.serving.rows.scan import ScanPage, page
-from stateside.serving.rows.scope import Scope
+from stateside.serving.rows.relation import Relation, Scope
+from stateside.serving.rows.row_query import RowQuery, ScanPage, page
 from stateside.serving.rows.view_reader import ViewReader
 from tests.replica import spark_job
 from tests.replica.spark_job import Changes, Job, Rows
@@ -37,7 +36,7 @@ class Asked:
     def question(self, reader: ViewReader) -> RowQuery:
         given = {"order": self.order, "columns": self.columns, "source": self.source}
         parameters = {name: value for name, value in given.items() if value is not None}
-        return RowQuery.parse(reader, self.parts, self.where, parameters, self.limit)
+        return RowQuery.parse(Relation(reader), self.parts, self.where, parameters, self.limit)
 
 
 class Shop:
@@ -82,12 +81,11 @@ class Shop:
         with self.reader() as reader:
             return asyncio.run(
                 page(
-                    reader,
+                    Relation(reader, scope=Scope.of(reader.shape, where or {})),
                     asked.question(reader),
                     Floor(wait_ms=0, positions=positions),
                     as_of=as_of,
                     cursor=cursor,
-                    scope=Scope.of(reader.shape, where or {}),
                 )
             )
 

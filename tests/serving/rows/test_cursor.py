@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateside.core.errors import CursorInvalid
-from stateside.serving.rows.scan import Cursor
+from stateside.serving.rows.row_query import Cursor
 
 CURSORS = st.builds(
     Cursor,

@@ -11,10 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stateside.core.errors import RequestInvalid
-from stateside.serving.rows.order import Order
-from stateside.serving.rows.row_query import CONDITIONS_MAX, Comparison, Filter
+from stateside.serving.rows.columns import ColumnSet
+from stateside.serving.rows.row_query import CONDITIONS_MAX, Comparison, Filter, Order
 from stateside.serving.rows.values import renderer
-from stateside.serving.rows.view_columns import ColumnSet
 from stateside.spark_state.types import parse_type
 from tests.rows import VALUES, WINDOW, array_of, map_of
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid
 from stateside.serving.rows.floor import NEWEST, AsOf, Floor
-from stateside.serving.rows.lookup import KEYS_MAX, LookupAnswer, lookup, parse_keys
+from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import KEYS_MAX, LookupAnswer, lookup, parse_keys
 from stateside.serving.rows.values import JsonKeys
 from stateside.spark_state.types import parse_type
 from tests.replica.spark_job import Row
@@ -36,7 +37,7 @@ def shop(tmp_path: Path) -> Shop:
 def ask(shop: Shop, keys: Any, as_of: AsOf = NEWEST) -> LookupAnswer:
     with shop.reader() as reader:
         parsed = parse_keys(reader.shape, {"keys": keys})
-        return asyncio.run(lookup(reader, parsed, Floor(wait_ms=0), as_of=as_of))
+        return asyncio.run(lookup(Relation(reader), parsed, Floor(wait_ms=0), as_of=as_of))
 
 
 def test_rows_stand_in_the_order_of_the_keys_and_null_where_there_is_none(shop: Shop) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.core.errors import CursorInvalid, HistoryGone, RequestInvalid
-from stateside.serving.rows import row_query, scan
+from stateside.serving.rows import row_query
 from stateside.serving.rows.floor import AsOf
 from tests.replica.spark_job import Changes, Rows
 from tests.sizes import examples
@@ -55,7 +55,7 @@ def test_pages_put_together_are_all_rows_of_the_first_one_s_batch_while_batches_
     asked, oracle = asked_and_oracle
     asked = Asked(asked.parts, asked.where, asked.order, limit=limit)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "ROWS_LOOKED_AT_MAX", looked_at_max)
+        patch.setattr(row_query, "ROWS_LOOKED_AT_MAX", looked_at_max)
         shop = Shop(Path(folder))
         shop.batch(batches[0])
         first = answer = shop.page(asked)
@@ -80,7 +80,7 @@ def shop(tmp_path: Path) -> Shop:
 def test_a_filter_that_few_rows_meet_gives_short_and_empty_pages_with_a_cursor(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "ROWS_LOOKED_AT_MAX", 5)
+    monkeypatch.setattr(row_query, "ROWS_LOOKED_AT_MAX", 5)
     asked, cursor = Asked(where=("total=12",)), None
     sizes = []
     while True:
@@ -95,7 +95,7 @@ def test_a_filter_that_few_rows_meet_gives_short_and_empty_pages_with_a_cursor(
 def test_a_filter_that_equals_the_first_key_columns_reads_only_their_rows(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "ROWS_LOOKED_AT_MAX", 1)
+    monkeypatch.setattr(row_query, "ROWS_LOOKED_AT_MAX", 1)
     answer = shop.page(Asked(where=("country=fr", "customer=c12")))
     assert (values_of(answer.rows, "total"), answer.cursor) == ([12], None)
 
@@ -142,7 +142,7 @@ def test_a_cursor_whose_batch_was_rolled_back_is_told_that_it_is_gone(shop: Shop
 
 
 def test_more_rows_than_can_be_put_in_order_are_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "ORDERED_ROWS_MAX", 19)
+    monkeypatch.setattr(row_query, "ORDERED_ROWS_MAX", 19)
     with pytest.raises(RequestInvalid, match="More than 19 rows would have to be put in order"):
         shop.page(Asked(order="-total"))
     assert values_of(shop.page(Asked(parts=("c07",), order="-total")).rows, "total") == [7]

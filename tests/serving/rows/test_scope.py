@@ -12,10 +12,11 @@ import pytest
 from stateside.core.errors import AccessDenied, CursorInvalid
 from stateside.core.positions import Position
 from stateside.serving.access.position_codec import PLAIN, PositionCodec
-from stateside.serving.rows import scan
+from stateside.serving.access.principal import Principal
+from stateside.serving.rows import row_query
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.lookup import lookup
-from stateside.serving.rows.scope import Scope
+from stateside.serving.rows.relation import Relation, Scope
+from stateside.serving.rows.row_query import lookup
 from stateside.serving.rows.view_reader import ViewReader
 from tests.replica.spark_job import Changes
 
@@ -62,14 +63,14 @@ def test_another_s_key_is_refused_and_not_answered_with_no_rows(shop: Shop) -> N
 
 
 def test_a_lookup_with_another_s_key_among_one_s_own_is_refused(reader: ViewReader) -> None:
-    scope = Scope.of(reader.shape, EMMA)
+    relation = Relation(reader, scope=Scope.of(reader.shape, EMMA))
     with pytest.raises(AccessDenied):
-        asyncio.run(lookup(reader, [["emma", "de"], ["ben", "de"]], Floor(), scope=scope))
+        asyncio.run(lookup(relation, [["emma", "de"], ["ben", "de"]], Floor()))
 
 
 def test_a_lookup_has_no_row_whose_other_columns_are_another_s(reader: ViewReader) -> None:
-    scope = Scope.of(reader.shape, RICH)
-    answer = asyncio.run(lookup(reader, [["emma", "de"], ["ben", "de"]], Floor(), scope=scope))
+    relation = Relation(reader, scope=Scope.of(reader.shape, RICH))
+    answer = asyncio.run(lookup(relation, [["emma", "de"], ["ben", "de"]], Floor()))
     assert [row and row["total"] for row in answer.rows] == [104, None]
 
 
@@ -89,7 +90,7 @@ def test_a_cursor_of_a_scoped_token_names_no_key_of_another_s(
     shop: Shop, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page may end at any row that it looked at: also at one that is not shown."""
-    monkeypatch.setattr(scan, "ROWS_LOOKED_AT_MAX", 1)
+    monkeypatch.setattr(row_query, "ROWS_LOOKED_AT_MAX", 1)
     page = shop.page(Asked(), where=where, positions=OPAQUE)
     rows = page.rows
     while page.cursor is not None:
@@ -112,10 +113,10 @@ def test_a_scoped_token_goes_on_by_its_own_cursors_alone(shop: Shop) -> None:
 
 
 def test_a_rollup_is_refused_unless_its_columns_tell_whose_rows_it_has(reader: ViewReader) -> None:
-    scope = Scope.of(reader.shape, EMMA)
+    emma = Principal("emma", frozenset({"read"}), where=EMMA)
 
     def rollup(columns: list[str], *parts: str) -> list[dict[str, Any]]:
-        return asyncio.run(reader.rollup(columns, parts, Floor(), scope=scope)).rows
+        return asyncio.run(Relation.of(reader, emma, columns).rollup(parts, Floor())).rows
 
     assert rollup(["customer"]) == rollup(["customer"], "emma") == [{"customer": "emma", "orders": 3, "total": 109}]
     for columns, parts in ((["country"], ()), ([], ()), (["customer"], ("ben",))):

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from stateside.archive import table_reader
 from stateside.core.errors import AccessDenied, ArchiveAway, KeyInvalid, RequestInvalid
-from stateside.serving.rows import archive_rows
-from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.scan import page
+from stateside.serving.access.principal import Principal
+from stateside.serving.rows import archive
+from stateside.serving.rows.floor import NEWEST, Floor
+from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import page
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.spark_state.types import parse_type
-from tests.replica.spark_job import Changes
+from tests.replica.spark_job import Changes, Rows
 from tests.rows import VALUES, WINDOW, array_of, map_of
 from tests.sizes import examples, not_in_fast
 
@@ -70,11 +72,13 @@ def test_whatever_is_closed_when_every_row_is_there_once_as_of_every_batch(batch
         for number, (changes, random) in enumerate(batches):
             gone = {key for _, key, _ in shop.sealed_rows}
             closed = [key for key in sorted(shop.job.rows) if random.random() < 0.4]
-            fresh: Changes = {key: row for key, row in changes.items() if key not in gone and key not in closed}
-            shop.store(closed)
+            new: Rows = {key: row for key, row in changes.items() if key not in gone and row is not None}
+            last = {key: row for key, row in new.items() if key in closed or random.random() < 0.2}
+            fresh: Changes = {key: row for key, row in new.items() if key not in last}
+            shop.store(closed, last)
             if number:
                 assert shop.check() == number - 1
-            shop.commit(closed, fresh)
+            shop.commit(closed, fresh, last)
             shop.follow()
             assert shop.check() == number
         for number in range(len(batches)):
@@ -97,9 +101,33 @@ def test_both_is_the_default_for_a_key_and_live_for_a_scan(shop: ClosingShop) ->
     assert (whole.stamp.source, values_of(whole.rows, "total")) == ("both", [5])
     everything = shop.page(Asked())
     assert (everything.stamp.source, len(everything.rows)) == ("live", 2)
-    for source in ("archive", "both"):
-        with pytest.raises(RequestInvalid, match="Sealed rows are asked for by key"):
-            shop.page(Asked(source=source))
+    sealed, both = shop.page(Asked(source="archive")), shop.page(Asked(source="both"))
+    assert (sealed.stamp.source, values_of(sealed.rows, "total")) == ("archive", [5])
+    assert (both.stamp.source, values_of(both.rows, "total")) == ("both", [1, 5, 7])
+
+
+def test_a_scan_reads_the_archive_in_windows_and_misses_nothing(
+    shop: ClosingShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "WINDOW_ROWS", 1)
+    last: Rows = {(who, country): (1, 3) for who in CUSTOMERS for country in "abcdef"}
+    shop.store([], last)
+    shop.commit([], {}, last)
+    shop.follow()
+    assert shop.check() == 2
+
+
+def test_a_rollup_of_live_and_sealed_rows_says_so_and_keeps_to_its_key_and_scope(shop: ClosingShop) -> None:
+    both = shop.rolled_up(["country"], "both")
+    assert (both.stamp.source, values_of(both.rows, "total")) == ("both", [6, 7])
+    assert values_of(shop.rolled_up(["country"], "both", NEWEST, "de").rows, "total") == [6]
+    assert values_of(shop.rolled_up(["customer"], "both", NEWEST, "emma").rows, "total") == [12]
+    ben = Principal("ben", frozenset({"read"}), where={"customer": "ben"})
+    with shop.reader() as reader:
+        own = Relation.of(reader, ben, ["customer"])
+        assert values_of(asyncio.run(own.rollup([], Floor(), source="both")).rows, "total") == [1]
+        with pytest.raises(RequestInvalid, match="Tallies are of live rows"):
+            asyncio.run(own.rollup([], Floor(), source="both", tallies=True))
 
 
 def test_filters_orders_and_scopes_count_for_sealed_rows_too(shop: ClosingShop) -> None:
@@ -124,7 +152,7 @@ def test_a_view_without_an_archive_has_live_rows_only(tmp_path: Path) -> None:
 
 
 def test_too_many_sealed_rows_of_a_key_are_refused(shop: ClosingShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_rows, "SEALED_ROWS_MAX", 0)
+    monkeypatch.setattr(archive, "SEALED_ROWS_MAX", 0)
     with pytest.raises(KeyInvalid, match="More than 0 sealed rows would have to be looked at"):
         shop.page(Asked(parts=("emma",)))
     assert shop.page(Asked(parts=("emma",), source="live")).rows
@@ -168,7 +196,7 @@ def test_while_the_table_is_away_no_row_is_missing_silently_and_then_it_goes_on(
 
 def _asked(reader: ViewReader, source: str) -> list[dict[str, Any]]:
     question = Asked(parts=("emma",), source=source).question(reader)
-    return asyncio.run(page(reader, question, Floor(wait_ms=0))).rows
+    return asyncio.run(page(Relation(reader), question, Floor(wait_ms=0))).rows
 
 
 # Values as the table has them
@@ -196,4 +224,4 @@ STORED: dict[str, Any] = {
 def test_a_sealed_value_is_the_same_as_a_live_one(data: st.DataObject, type_: str) -> None:
     values = data.draw(st.lists(st.none() | VALUES[type_], max_size=6))
     column = pa.array([None, *values], STORED[type_])[1:]  # sliced: offsets must be kept to
-    assert repr(archive_rows._listed(column, parse_type(type_))) == repr(values)
+    assert repr(archive._listed(column, parse_type(type_))) == repr(values)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import stateside
+from stateside.core.errors import RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event
 from stateside.replica.tail import Tail
 from stateside.serving.rows.floor import AsOf, Floor
-from stateside.serving.rows.lookup import lookup, parse_keys
-from stateside.serving.rows.scan import ScanPage, page
+from stateside.serving.rows.relation import Relation, SumAnswer
+from stateside.serving.rows.row_query import ScanPage, lookup, page, parse_keys
+from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_reader import ViewReader
-from stateside.serving.stamp import iso_time
+from stateside.serving.stamp import Source, iso_time
 from stateside.spark_state.unsafe_row import Value
 from stateside.testing import append, run_to
 from stateside.views.catalogue import Catalogue
+from tests.serving.sql.asking import Asker
 
 from .shop import Asked
 
@@ -84,7 +88,7 @@ def expected(view: str, customer: str, events: Sequence[Event]) -> list[dict[str
 
 
 def ask(reader: ViewReader, asked: Asked, batch: int | None = None) -> ScanPage:
-    return asyncio.run(page(reader, asked.question(reader), Floor(wait_ms=0), as_of=AsOf(batch)))
+    return asyncio.run(page(Relation(reader), asked.question(reader), Floor(wait_ms=0), as_of=AsOf(batch)))
 
 
 def follow(layout: Layout, view: str) -> None:
@@ -106,6 +110,7 @@ def test_every_period_is_there_once_as_of_every_batch_live_or_sealed(spark: Spar
         reader = ViewReader(layout.view(view))
         check(reader, view)
         reader.close()
+        assert_selected(layout, view)
 
 
 def check(reader: ViewReader, view: str) -> None:
@@ -125,8 +130,54 @@ def check(reader: ViewReader, view: str) -> None:
     (first,) = ask(reader, Asked(parts=("emma", start))).rows
     assert first["last"] >= start
     assert ask(reader, Asked(parts=("emma", start), source="live")).rows == []
-    found = asyncio.run(lookup(reader, reader_keys(reader, first), Floor(), source="both"))
+    assert_scanned(reader, view, newest)
+    found = asyncio.run(lookup(Relation(reader), reader_keys(reader, first), Floor(), source="both"))
     assert found.rows == [first], "a row's own key finds it"
+
+
+def assert_scanned(reader: ViewReader, view: str, batch: int) -> None:
+    """A scan has each row once, live or sealed; a sum over hours that are closed has all of them."""
+    scanned = ask(reader, Asked(source="both", limit=1_000), batch)
+    events = EVENTS[: scanned.stamp.position["0"]]
+    assert scanned.rows == [row for customer in sorted(CUSTOMERS) for row in expected(view, customer, events)]
+    if view == "hourly":
+        for customer in CUSTOMERS:
+            assert_summed(reader, expected(view, customer, events))
+
+
+def assert_summed(reader: ViewReader, rows: Sequence[dict[str, Any]]) -> None:
+    def summed(from_us: int | None = START_US, source: Source | None = None) -> SumAnswer:
+        span = BucketRange(from_us=from_us, to_us=START_US + 24 * HOUR_US)
+        return asyncio.run(Relation(reader).sum([rows[0]["customer"]], span, Floor(), source=source))
+
+    answer = summed()
+    (total,) = answer.rows
+    assert (answer.stamp.source, answer.buckets) == ("both", len(rows))
+    assert (total["orders"], total["last"]) == (sum(row["orders"] for row in rows), max(row["last"] for row in rows))
+    assert Decimal(total["paid"]) == sum(Decimal(row["paid"]) for row in rows)
+    live, sealed, every = summed(None, "live"), summed(source="archive"), summed(None, "both")
+    assert live.buckets and sealed.buckets
+    assert live.buckets + sealed.buckets == every.buckets == len(rows)
+    assert every.rows[0]["orders"] == total["orders"] == live.rows[0]["orders"] + sealed.rows[0]["orders"]
+    with pytest.raises(RequestInvalid, match="are closed and have left the state"):
+        summed(source="live")
+
+
+def assert_selected(layout: Layout, view: str) -> None:
+    """SQL over the whole view, with the windows' borders as plain columns."""
+    period = "window" if view == "hourly" else "session"
+    reader = ViewReader(layout.view(view))
+    position = asyncio.run(reader.stamp()).position["0"]
+    reader.close()
+    rows = [row for customer in sorted(CUSTOMERS) for row in expected(view, customer, EVENTS[:position])]
+    asker = Asker(layout)
+    text = f"SELECT customer, {period}_start, {period}_end, orders, last FROM {view}__all ORDER BY customer, {period}"
+    borders = [[row["customer"], row[period]["start"], row[period]["end"], row["orders"], row["last"]] for row in rows]
+    assert asker.rows(text) == borders
+    live = f"SELECT count(*) FILTER ({period}_start < {period}_end), count(*) FROM {view}"
+    ((fitting, count),) = asker.rows(live)
+    assert 0 < fitting == count < len(rows)
+    asker.let_go()
 
 
 def reader_keys(reader: ViewReader, row: dict[str, Any]) -> Sequence[Sequence[Value]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.errors import CheckpointInvalid, ValueOverflow
-from stateside.serving.sql.arrow_columns import shown
+from stateside.serving.rows.columns import shown
 from stateside.spark_state.arrow_rows import arrow_type
 from stateside.spark_state.types import parse_type
 from stateside.views.aggregates import Aggregate, aggregate_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stateside.core.layout import Layout
 from stateside.replica.history import Keep
 from stateside.replica.tail import Tail
-from stateside.serving.sql import cache, live
+from stateside.serving.sql import cache
 from stateside.serving.sql.cache import CachedRelation, Chunk, Keys, RelationCache, RelationState
 from stateside.serving.sql.sql_query import Ending
 from tests.replica.spark_job import Changes, Job
@@ -92,13 +92,13 @@ def test_statements_between_batches_have_the_rows_of_the_newest_one(batches: lis
 def read_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The relations that were read from their first row to their last, in turn."""
     names: list[str] = []
-    read_all = live._all
+    read_all = cache._all
 
-    def noted(rows: live.Rows, bytes_max: int, ending: Ending) -> CachedRelation | None:
+    def noted(rows: cache.LiveRows, bytes_max: int, ending: Ending) -> CachedRelation | None:
         names.append(rows.name)
         return read_all(rows, bytes_max, ending)
 
-    monkeypatch.setattr(live, "_all", noted)
+    monkeypatch.setattr(cache, "_all", noted)
     return names
 
 

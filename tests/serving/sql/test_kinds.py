@@ -62,6 +62,11 @@ def check_same(layout: Layout) -> list[dict[str, Any]]:
     rows = [dict(zip(names, row, strict=True)) for row in found["rows"]]
     answer = asyncio.run(views.get(name).rows((), Floor(wait_ms=0)))
     asker.let_go()
+    for row in rows:
+        for period in [
+            name for name, value in row.items() if isinstance(value, dict) and set(value) == {"start", "end"}
+        ]:
+            assert row[period] == {border: row.pop(f"{period}_{border}") for border in ("start", "end")}
     assert rows == answer.rows
     return rows
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,10 +13,15 @@ from stateside.archive import ArchiveTable, TableSpec
 from stateside.billing.answers.document_store import sql_tables
 from stateside.core.errors import AccessDenied, ArchiveAway, SqlInvalid
 from stateside.core.layout import Layout
-from stateside.serving.access.principal import Principal
+from stateside.core.storage import write_atomically
+from stateside.serving.access.principal import OPERATOR, Principal
+from stateside.serving.sql.execution import listed
 from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.views.catalogue import Catalogue
 from tests.billing.test_answers import DAY_US, JANUARY, Folder
 from tests.billing.written_bills import step
+from tests.replica.spark_job import Rows
+from tests.serving.rows.closing_shop import SCHEMA, ClosingShop
 
 from .asking import Asker, follow, shop
 
@@ -35,6 +42,10 @@ def sealed(layout: Layout, name: str = "closed", *, with_batch: bool = True) -> 
 
 def store(table: ArchiveTable, batch: int, *rows: tuple[str, str, int]) -> None:
     table.append(pa.table([list(column) for column in zip(*rows, strict=True)], schema=SPEC.schema), "query", batch)
+
+
+def listed_relations(asker: Asker) -> list[dict[str, Any]]:
+    return listed(asker.runner.folder, asker._views, OPERATOR)
 
 
 def test_a_row_that_is_being_sealed_counts_once_at_every_moment(layout: Layout) -> None:
@@ -96,6 +107,59 @@ def test_the_table_behind_a_relation_has_no_name_of_its_own_to_be_asked_by(layou
     ((plan,),) = [row[1:] for row in Asker(layout).rows("EXPLAIN SELECT * FROM archive.closed")]
     assert str(layout.root) not in plan
     assert Asker(layout).rows("SELECT count(*) FROM archive.closed") == [[0]]
+
+
+ALL = "SELECT customer, country, orders, total FROM spending__all ORDER BY ALL"
+
+
+def test_live_and_sealed_rows_are_one_relation_at_every_moment(layout: Layout) -> None:
+    closing = ClosingShop(layout.root)
+    emma, ben = ("emma", "de"), ("ben", "de")
+    closing.batch({emma: (1, 5), ("emma", "fr"): (2, 7), ben: (1, 1)})
+    asker = Asker(closing.layout)
+
+    def check(batch: int) -> None:
+        for source, name in (("both", "spending__all"), ("live", "spending"), ("archive", "archive.closed")):
+            found = asker.document(ALL.replace("spending__all", name))
+            assert found["rows"] == [list(row.values()) for row in closing.all_expected(batch, source)]
+            assert [(stamp["batch"], stamp["source"]) for stamp in found["stamps"]] == [(batch, source)]
+        assert asker.rows(ALL, holder=EMMA) == [list(row.values()) for row in closing.expected(batch)["emma"]]
+        asker.let_go()
+
+    check(0)
+    last: Rows = {("ben", "it"): (4, 4)}
+    closing.store([emma, ben], last)
+    check(0)
+    closing.commit([emma, ben], {}, last)
+    check(0)
+    closing.follow()
+    check(1)
+
+
+def test_before_its_table_exists_a_whole_view_has_its_live_rows(layout: Layout) -> None:
+    job = shop(layout)
+    write_atomically(job.view.catalogue, replace(Catalogue.load(job.view.catalogue), archive="closed").as_json())
+    assert Asker(layout).rows("SELECT sum(total), count(*) FROM spending__all") == [[171, 3]]
+
+
+def test_sealed_rows_have_their_computed_columns_too(layout: Layout) -> None:
+    job = shop(layout)
+    write_atomically(job.view.catalogue, replace(Catalogue.load(job.view.catalogue), archive="closed").as_json())
+    asker = Asker(layout)
+    prices = asker.rows("SELECT customer, price FROM spending ORDER BY ALL")
+    spec = TableSpec("closed", SCHEMA, sealed=True)
+    table = ArchiveTable(layout.table("closed"), spec, layout.view("spending").mark("closed"))
+    table.create()
+    table.append(pa.table([["olga", None], ["de", None], [2, 1], [104, 3]], schema=SCHEMA), "query", 0)
+    found = asker.document("SELECT customer, price FROM spending__all ORDER BY ALL")
+    (emma,) = [price for customer, price in prices if customer == "emma"]
+    assert found["rows"] == [*prices, ["olga", emma], [None, None]], "the same total in the same country"
+    listed = {each["name"]: each for each in listed_relations(asker)}
+    columns = ["customer", "country", "orders", "total", "price"]
+    assert (listed["spending__all"]["kind"], [each["name"] for each in listed["spending__all"]["columns"]]) == (
+        "all",
+        columns,
+    )
 
 
 @pytest.mark.parametrize("gone", [".", "_delta_log", "country=de"])

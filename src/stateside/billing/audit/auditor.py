@@ -19,7 +19,7 @@ from stateside.billing.audit.account_laws import ACCOUNT_LAWS, CONSERVATION, COU
 from stateside.billing.audit.answer_sums import Get, judge_sums
 from stateside.billing.audit.document_laws import DOCUMENT_LAWS, MISSING, ONCE
 from stateside.billing.audit.fold import chunks, digest_of, fold
-from stateside.billing.audit.found import Live, LiveBatch, Row, take_documents, take_live
+from stateside.billing.audit.found import Live, LiveBatch, take_documents, take_live
 from stateside.billing.audit.law import LawVerdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of, sampled_customers
@@ -219,7 +219,6 @@ def _judge_all(ledger: Ledger) -> tuple[list[LawVerdict], dict[str, int]]:
 
 VIEW = "bill"
 ROLLUP = ("period_end", "plan", "type")
-_ROLLUP_ROWS_MAX = 10_000_000
 
 
 @contextmanager
@@ -239,8 +238,7 @@ def live_rows(layout: Layout) -> Iterator[Live]:
             if batch is None:
                 raise _no_batch(layout)
             standing = LiveBatch(batch.batch, batch.position.one(), batch.watermark_us)
-            rows: Iterator[Row] = (shape.row(key, row) for key, row in snapshot.range(b""))
-            yield Live(standing, rows, shape.rollups.rows(snapshot, ROLLUP, [], _ROLLUP_ROWS_MAX))
+            yield Live(standing, shape.rows(snapshot), list(shape.rollup(ROLLUP).rows(snapshot)))
     finally:
         reader.close()
 

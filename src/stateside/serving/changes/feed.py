@@ -20,21 +20,23 @@ import logging
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
-from stateside.core.errors import StatesideError
+from stateside.core.errors import NotFreshEnough, RequestInvalid, StatesideError
 from stateside.replica.batch_marker import AppliedBatch
-from stateside.replica.changes import Extent
 from stateside.replica.key_table import behind
 from stateside.replica.store import Snapshot
-from stateside.serving.changes.pages import GONE, paged, stamped
+from stateside.serving.access.position_codec import PositionCodec
 from stateside.serving.changes.sse import NO_ID, EventId, changes_event, comment, event, pulse_event, told
-from stateside.serving.changes.subscription import Looks, ShownChange, Subscription
+from stateside.serving.changes.subscription import GONE, ShownChange, Subscription, paged, stamped
+from stateside.serving.rows.archive import Batches
+from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
-from stateside.serving.stamp import Stamp
+from stateside.serving.stamp import Source, Stamp
 
 QUEUE_BYTES_MAX = 4 << 20  # of queued events for one watcher; a single event may be larger
 QUEUE_EVENTS_MAX = 1_000
@@ -147,7 +149,7 @@ FEED_ROWS_MAX = 10_000  # changes held for all watchers together, in rows and in
 FEED_BATCHES_MAX = 16  # batches distributed one by one, if several arrive between two polls
 KEEP_ALIVE_S = 15.0
 _ALIVE_LOOK_S = 1.0
-Table = tuple[str, ...] | None  # a rollup by its columns; None: the rows
+Followed = tuple[tuple[str, ...] | None, Source]  # a rollup by its columns, or the rows; and the source
 log = logging.getLogger(__name__)
 
 
@@ -246,7 +248,8 @@ class Feed:
                 _, now = stamped(self.reader, snapshot)
                 if now.batch - stand.batch > FEED_BATCHES_MAX:
                     return None
-                tables = {table: self._changes(snapshot, table, stand) for table in _tables(questions)}
+                span = Batches(now.batch, stand.batch)
+                tables = {each: self._changes(snapshot, each, span) for each in set(map(_followed, questions))}
             except GONE:
                 return None
             if any(changes is None for changes in tables.values()):
@@ -254,19 +257,19 @@ class Feed:
             held = {table: changes for table, changes in tables.items() if changes is not None}
             return list(self._each(snapshot, stand, now, held, questions))
 
-    def _changes(self, snapshot: Snapshot, table: Table, stand: AppliedBatch) -> _Changes | None:
+    def _changes(self, snapshot: Snapshot, followed: Followed, span: Batches) -> _Changes | None:
         """All changes of a table since a batch; None if there are too many, or the history is gone."""
-        looks = Looks(self.reader.shape, table)
+        by, source = followed
+        relation = Relation(self.reader, None if by is None else self.reader.shape.rollup(by))
         try:
-            number = None if table is None else self.reader.shape.rollups.number(snapshot, table)
-        except StatesideError:
-            return None  # the subscriber gets the error from its own read
-        found = list(islice(Extent(rollup=number).steps(snapshot, stand.batch), FEED_ROWS_MAX + 1))
+            found = list(islice(relation.steps(snapshot, span, (), source), FEED_ROWS_MAX + 1))
+        except (RequestInvalid, NotFreshEnough):
+            return None  # no such rollup: the subscriber gets the error from its own read
         if len(found) > FEED_ROWS_MAX:
             return None
         by_batch: dict[int, list[ShownChange]] = defaultdict(list)
         for batch, changed in found:
-            by_batch[batch].append(ShownChange(changed, looks))
+            by_batch[batch].append(ShownChange(changed, relation))
         return _Changes(by_batch)
 
     def _each(
@@ -274,12 +277,12 @@ class Feed:
         snapshot: Snapshot,
         stand: AppliedBatch,
         now: AppliedBatch,
-        tables: Mapping[Table, _Changes],
+        tables: Mapping[Followed, _Changes],
         questions: frozenset[Subscription],
     ) -> Iterator[Batch]:
         for number in range(stand.batch + 1, now.batch + 1):
             stamp, batch = stamped(self.reader, snapshot.as_of(number))
-            events = {each: _events(stamp, batch, tables[each.rollup], each) for each in questions}
+            events = {each: _events(stamp, batch, tables[_followed(each)], each) for each in questions}
             told_ = {question: content for question, content in events.items() if content is not None}
             yield Batch(stand, batch, told_, questions)
             stand = batch
@@ -303,11 +306,11 @@ class Feed:
         if now is None:
             return
         stamp, batch = now
-        job, codecs = self._views.state(self._name), {watcher.question.positions for watcher in pulsed}
-        contents = {each: pulse_event(each.stamp(stamp), without_cause(job) if each.opaque else job) for each in codecs}
+        job, questions = self._views.state(self._name), {_shown_as(each.question): each.question for each in pulsed}
+        contents = {shown: _pulse(each, stamp, job) for shown, each in questions.items()}
         for watcher in pulsed:
             if watcher.stand == batch:
-                watcher.put(Item(contents[watcher.question.positions]))
+                watcher.put(Item(contents[_shown_as(watcher.question)]))
 
     def _stamp(self) -> tuple[Stamp, AppliedBatch] | None:
         """The stamp of the last distributed batch, if the replica is still at that batch."""
@@ -363,8 +366,8 @@ class _Changes:
         return self._by_batch[batch][bisect_left(keys, prefix) : stop] if keys else ()
 
 
-def _tables(questions: Collection[Subscription]) -> set[Table]:
-    return {question.rollup for question in questions}
+def _followed(question: Subscription) -> Followed:
+    return question.relation.table.by, question.source
 
 
 def _is_at(stand: AppliedBatch, told_: AppliedBatch) -> bool:
@@ -377,17 +380,26 @@ def _events(
 ) -> bytes | StatesideError | None:
     """A subscription's events of a batch; None without changes."""
     try:
-        shown = (each.to(question.scope) for each in changes.of(batch.batch, question.prefix))
+        shown = (each.to(question.relation.scope) for each in changes.of(batch.batch, question.prefix))
         those = [each for each in shown if each is not None]
     except StatesideError as error:  # a row that cannot be shown: only the subscribers to this row get the error
         return error
     if not those:
         return None
-    return b"".join(page.event(question.positions) for page in paged(stamp, batch.batch - 1, batch, those))
+    return b"".join(page.event(question) for page in paged(stamp, batch.batch - 1, batch, those))
+
+
+def _shown_as(question: Subscription) -> tuple[PositionCodec, Source]:
+    """What the stamps of a subscription's events depend on."""
+    return question.positions, question.source
+
+
+def _pulse(question: Subscription, stamp: Stamp, job: dict[str, Any]) -> bytes:
+    return pulse_event(question.stamp(stamp), without_cause(job) if question.positions.opaque else job)
 
 
 def _alive(watcher: Watcher, now: tuple[Stamp, AppliedBatch] | None) -> bytes:
     if now is None or now[1] != watcher.stand or watcher.named == watcher.stand:
         return comment(f"batch {watcher.stand.batch}")
     after, watcher.named = watcher.named, watcher.stand
-    return changes_event(watcher.question.positions.stamp(now[0]), after.batch, [], [], EventId.of(watcher.stand))
+    return changes_event(watcher.question.stamp(now[0]), after.batch, [], [], EventId.of(watcher.stand))

@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from stateside.core.errors import HistoryGone, KeyInvalid, NotFreshEnough, StatesideError
 from stateside.replica.batch_marker import AppliedBatch
 from stateside.serving.changes.feed import POLL_S, Feed, Item, Watcher, cut
-from stateside.serving.changes.pages import GONE, ChangePages, ChangesPage, RowsPage, stamped
 from stateside.serving.changes.sse import OPENING, EventId, Json, told
-from stateside.serving.changes.subscription import Subscription
+from stateside.serving.changes.subscription import GONE, ChangePages, ChangesPage, RowsPage, Subscription, stamped
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.view_reader import ROWS_MAX
+from stateside.serving.rows.relation import ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Watch:
 
     def __init__(self, feed: Feed, question: Subscription, *, pulsed: bool = False) -> None:
         self._feed, self.question, self._pulsed = feed, question, pulsed
-        self._pages = ChangePages(feed.reader, question)
+        self._pages = ChangePages(question)
 
     async def begin(self, last: EventId | None, floor: Floor) -> WatchStart:
         """Find the start: after the watcher's last event, else at the newest rows.
@@ -85,7 +84,7 @@ class Watch:
             if begun.gone is not None:
                 yield _reset(begun.gone)
             async for page in self._rest(begun.page):
-                yield page.event(self.question.positions)
+                yield page.event(self.question)
                 stand = page.batch
         assert stand is not None, "a watcher begins with rows, or has a batch"
         watcher = Watcher(self.question, stand, self._pulsed)
@@ -110,17 +109,17 @@ class Watch:
             steps = await asyncio.to_thread(self._pages.steps, stand)
             if steps is None:
                 async for change in self._all_changes(stand):
-                    yield change.event(self.question.positions), change.batch
+                    yield change.event(self.question), change.batch
                 return
             for step in steps.pages:
-                yield step.event(self.question.positions), step.batch
+                yield step.event(self.question), step.batch
             if steps.now == stand:
                 await asyncio.sleep(POLL_S)  # the feed has not yet polled this newest batch
             yield b"", steps.now
         except GONE as error:
             yield _reset(error), stand
             async for page in self._rest(await asyncio.to_thread(self._pages.rows)):
-                yield page.event(self.question.positions), page.batch
+                yield page.event(self.question), page.batch
 
     async def _all_changes(self, stand: AppliedBatch) -> AsyncGenerator[ChangesPage]:
         page = await asyncio.to_thread(self._pages.changes, stand)

@@ -15,7 +15,7 @@ from stateside.serving.clients import requests
 from stateside.serving.clients.answers import Answer, Location, Lookup, Row, SqlAnswer
 from stateside.serving.clients.change_stream import ClientWatch, WatchQuestion
 from stateside.serving.clients.core import Core
-from stateside.serving.clients.requests import ClientFloor, Part, of_path, of_view, other_parameters, texts
+from stateside.serving.clients.requests import ClientFloor, Parameters, Part, of_path, of_view, other_parameters, texts
 from stateside.serving.clients.scans import PAGE_ROWS, ClientScan, ScanQuestion
 from stateside.serving.clients.shards import ShardRequest, Shards, SharesChanged, added_up, by_key
 from stateside.serving.clients.steps import Ask, Reply, Steps
@@ -49,8 +49,7 @@ class Calls:
         """The rows of one key, or of a key prefix: live rows, sealed rows, or by default both."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
         parts = texts(key)
-        more = () if source is None else (("source", source),)
-        ask = partial(of_view, view, "rows", parts, more=more)
+        ask = partial(of_view, view, "rows", parts, more=_of(source))
         deadline_s = self._core.deadline(ask(floor))
         course = partial(self._rows, view, parts, ask, floor, deadline_s)
         return (yield from self._places.anew(course, SharesChanged, deadline_s))
@@ -83,6 +82,7 @@ class Calls:
         columns: Sequence[str] | None = None,
         page_rows: int = PAGE_ROWS,
         rows_max: int | None = None,
+        source: Source | None = None,
         min_position: Position | str | None = None,
         max_age_ms: int | None = None,
         wait_ms: int | None = None,
@@ -90,17 +90,22 @@ class Calls:
     ) -> Steps[None]:
         """The rows page by page, all of one batch, restricted to a key prefix and to all predicates in `where`."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor)
+        question = ScanQuestion(view, texts(key), tuple(where), order, columns, page_rows, rows_max, floor, source)
         return ClientScan(self._places, question).pages()
 
     def watch(
-        self, view: str, *key: Part, rollup: Sequence[str] | None = None, after: str | None = None
+        self,
+        view: str,
+        *key: Part,
+        rollup: Sequence[str] | None = None,
+        source: Source | None = None,
+        after: str | None = None,
     ) -> Steps[None]:
         """The present rows, then the changes of every batch; reconnects after a broken connection.
 
         `after` is the id of the last change of an earlier watch. Close the iterator to stop.
         """
-        return ClientWatch(self._places, WatchQuestion(view, texts(key), rollup, after)).changes()
+        return ClientWatch(self._places, WatchQuestion(view, texts(key), rollup, after, source)).changes()
 
     def sum(
         self,
@@ -109,6 +114,7 @@ class Calls:
         from_time: Part | None = None,
         to_time: Part | None = None,
         last: str | None = None,
+        source: Source | None = None,
         min_position: Position | str | None = None,
         max_age_ms: int | None = None,
         wait_ms: int | None = None,
@@ -116,7 +122,7 @@ class Calls:
     ) -> Steps[Answer]:
         """The buckets of one key in a time range, or over the last hours or days ("24h"), combined into one row."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        parts, span = texts(key), (("from", from_time), ("to", to_time), ("last", last))
+        parts, span = texts(key), (("from", from_time), ("to", to_time), ("last", last), ("source", source))
         given = {name: value for name, value in span if value is not None}
         ask = of_view(view, "sum", parts, floor, other_parameters(given))
         yield from self._core.look(self._core.deadline(ask))
@@ -134,6 +140,7 @@ class Calls:
         view: str,
         columns: Sequence[str],
         *key: Part,
+        source: Source | None = None,
         min_position: Position | str | None = None,
         max_age_ms: int | None = None,
         wait_ms: int | None = None,
@@ -141,9 +148,9 @@ class Calls:
     ) -> Steps[Answer]:
         """A rollup: the view's rows summed by these columns, for one coarser key or a prefix of the coarser key."""
         floor = ClientFloor(min_position, max_age_ms, wait_ms, as_of)
-        ask = partial(of_view, view, requests.rollup_path(columns), texts(key))
+        ask = partial(of_view, view, requests.rollup_path(columns), texts(key), more=_of(source))
         deadline_s = self._core.deadline(ask(floor))
-        course = partial(self._rollup, view, columns, ask, floor, deadline_s)
+        course = partial(self._rollup, view, columns, ask, floor, deadline_s, _of(source))
         return (yield from self._places.anew(course, SharesChanged, deadline_s))
 
     # Calls to any server
@@ -257,12 +264,18 @@ class Calls:
         return Lookup.together_found(found, [answer.stamp for answer in answers], self._places.types(view))
 
     def _rollup(
-        self, view: str, columns: Sequence[str], ask: Callable[..., Ask], floor: ClientFloor, deadline_s: float
+        self,
+        view: str,
+        columns: Sequence[str],
+        ask: Callable[..., Ask],
+        floor: ClientFloor,
+        deadline_s: float,
+        source: Parameters,
     ) -> Steps[Answer]:
         shares = self._places.shares(view)
         if len(shares) == 1:
             return (yield from self._core.read(ask(floor), self._answer(view), shares[0].whom, deadline_s))
-        asked = self._places.asked_of(shares, partial(ask, more=(("tallies", "1"),)))
+        asked = self._places.asked_of(shares, partial(ask, more=(*source, ("tallies", "1"))))
         answers = yield from self._places.at_one_batch(asked, Answer.of, floor, deadline_s)
         rows = added_up([answer.document for answer in answers], columns, self._places.key(view))
         whole = Answer.together(rows, [answer.stamp for answer in answers], self._places.types(view))
@@ -286,6 +299,10 @@ class Calls:
 
     def _answer(self, view: str) -> Callable[[Mapping[str, Any]], Answer]:
         return lambda document: Answer.of(document, self._places.types(view))
+
+
+def _of(source: Source | None) -> Parameters:
+    return () if source is None else (("source", source),)
 
 
 def _of_shares() -> RequestInvalid:

@@ -30,10 +30,12 @@ class WatchQuestion:
     key: Sequence[str]
     rollup: Sequence[str] | None
     after: str | None
+    source: str | None = None
 
     def ask(self, last_id: str | None) -> Ask:
         """The request for a stream."""
-        more = () if self.rollup is None else (("rollup", ",".join(self.rollup)),)
+        given = {"rollup": None if self.rollup is None else ",".join(self.rollup), "source": self.source}
+        more = tuple((name, value) for name, value in given.items() if value is not None)
         ask = of_view(self.view, "changes", self.key, ClientFloor(), more)
         headers = (("accept", "text/event-stream"), *(() if last_id is None else (("last-event-id", last_id),)))
         return Ask(ask.method, ask.path, ask.parameters, headers=headers)

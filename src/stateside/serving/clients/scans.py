@@ -32,13 +32,14 @@ class ScanQuestion:
     page_rows: int
     rows_max: int | None
     floor: ClientFloor
+    source: str | None = None
 
     def ask(self, floor: ClientFloor, cursor: str | None = None, columns: Sequence[str] | None = None) -> Ask:
         """The request for a page."""
         more: list[tuple[str, str]] = [("where", condition) for condition in self.where]
         shown = columns or self.columns
-        given = (("order", self.order), ("columns", ",".join(shown) if shown else None), ("cursor", cursor))
-        more += [(name, value) for name, value in given if value is not None]
+        given = {"order": self.order, "columns": ",".join(shown) if shown else None, "source": self.source}
+        more += [(name, value) for name, value in {**given, "cursor": cursor}.items() if value is not None]
         parameters: Parameters = (*more, ("limit", str(self.page_rows)))
         return of_view(self.view, "rows", self.key, floor, parameters)
 

@@ -1,7 +1,7 @@
 """Point lookups of the fast path: whole keys, at the newest batch, in a view without an archive, without a scope.
 
 Most queries are of this kind, so the fast path does as little as possible and never waits. Its answer equals, byte for
-byte, that of `rows.lookup` for the same keys (`tests/serving/web/test_fast_path.py`). Everything else, errors included,
+byte, that of `lookup` for the same keys (`tests/serving/web/test_fast_path.py`). Everything else, errors included,
 is left to the full path.
 
 A cache keeps rendered rows of the newest batch between answers, by the name of the key as in a URL: its parts joined
@@ -29,8 +29,8 @@ from stateside.replica.changes import touched
 from stateside.replica.keys import NO_KEY
 from stateside.replica.replica_reader import ReusedSnapshot
 from stateside.replica.snapshot import Snapshot
-from stateside.serving.rows.lookup import KEYS_AT_ONCE_MAX, KEYS_MAX
-from stateside.serving.rows.scope import check_held
+from stateside.serving.rows.relation import check_held
+from stateside.serving.rows.row_query import KEYS_AT_ONCE_MAX, KEYS_MAX
 from stateside.serving.rows.values import WHOLE
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.stamp import Stamp

@@ -1,4 +1,4 @@
-"""The shape of a view: parses keys, and turns rows and rollup rows of a replica into rows of an answer.
+"""The shape of a view and of its rollups: parses keys, and turns stored rows into values and rows of an answer.
 
 A rollup adds a view's rows up by a subset of the key's columns; rows and rollups come from the same snapshot. The
 snapshot names its rollups, because rollups may be declared again while a server runs.
@@ -6,21 +6,22 @@ snapshot names its rollups, because rollups may be declared again while a server
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from operator import itemgetter
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
-from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid
+from stateside.core.errors import NotFreshEnough, RequestInvalid
 from stateside.core.storage import Storage
+from stateside.replica.changes import Extent
 from stateside.replica.keys import KeyCodec
-from stateside.replica.rollup_tables import Kept, RollupRows, unpack
+from stateside.replica.rollup_tables import Kept, RollupRows
 from stateside.replica.store import Snapshot
+from stateside.serving.rows.columns import ArrowColumns, ColumnSet, RollupArrow, Values, ViewArrow
 from stateside.serving.rows.floor import STUCK
 from stateside.serving.rows.sums import BucketSums
-from stateside.serving.rows.values import JsonKeys, KeyTexts, Leaf, renderer
-from stateside.serving.rows.view_columns import ColumnSet
+from stateside.serving.rows.values import JsonKeys, KeyTexts
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.spark_state.unsafe_row import RowDecoder, Value
 from stateside.views.aggregates import Aggregate, aggregate_of, in_rollups
@@ -28,120 +29,105 @@ from stateside.views.catalogue import Catalogue
 from stateside.views.functions import TYPE, ComputedColumns, KnownFunctions
 from stateside.views.state_catalogue import check_state, completed, value_decoder
 
-NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
+
+class StoredTable:
+    """Rows of a replica with the same key and columns: those of a view, or of its rollup `by` some columns."""
+
+    by: tuple[str, ...] | None = None
+
+    def __init__(self, catalogue: Catalogue, key: Sequence[tuple[str, str]], named: str) -> None:
+        self.catalogue = catalogue
+        self.key_parts = [(name, parse_type(type_)) for name, type_ in key]
+        self.codec = KeyCodec([type_ for _, type_ in key])  # refuses types that no key can have
+        self.key_texts = KeyTexts(named, self.key_parts)
+        self.columns: ColumnSet
+
+    def parse_key(self, parts: Sequence[str]) -> list[Value]:
+        """Key values from texts; KeyInvalid for too many parts, or a part of the wrong type."""
+        return self.key_texts.parse(parts)
+
+    def number(self, snapshot: Snapshot) -> int | None:
+        """The number of the rollup in a snapshot; None of a view."""
+        return None
+
+    def extent(self, snapshot: Snapshot, prefix: bytes = b"") -> Extent:
+        """The snapshot's range of keys with a prefix."""
+        return Extent(prefix, self.number(snapshot))
+
+    def values(self, key: bytes, row: bytes) -> Values:
+        """The values of a stored row, in the order of `columns`."""
+        raise NotImplementedError
+
+    @cached_property
+    def arrow(self) -> ArrowColumns:
+        """The conversion of stored rows for SQL."""
+        raise NotImplementedError
+
+    def row(self, key: bytes, row: bytes) -> dict[str, Any]:
+        """A stored row as a row of an answer."""
+        return self.columns.shown(self.values(key, row))
+
+    def rows(self, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+        """All rows of a snapshot, in key order."""
+        return (self.row(key, row) for key, row in self.extent(snapshot).rows(snapshot))
 
 
-class RollupReader:
-    """Reads the rollups of one view."""
+class Rollup(StoredTable):
+    """A rollup of a view; RequestInvalid for a column that the view's key lacks."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._view = catalogue.view
-        self._types = {column.name: column.asked_type for column in catalogue.key}
-        self._computed = catalogue.computed
-        self._rows = RollupRows(catalogue.columns, catalogue.computed)
-        self._columns = [made.column for made in in_rollups(catalogue.columns)]
-        self._render = [(name, renderer(parse_type(type_))) for name, type_ in self._rows.columns]
+    def __init__(self, catalogue: Catalogue, by: Sequence[str]) -> None:
+        types = {column.name: column.asked_type for column in catalogue.key}
+        for name in by:
+            if name not in types:
+                raise RequestInvalid(
+                    f"The key of {catalogue.view!r} has no column {name[:80]!r}",
+                    next_step=f"It has: {', '.join(types)}",
+                )
+        super().__init__(catalogue, [(name, types[name]) for name in by], f"the rollup by {_named(by)}")
+        self.by: tuple[str, ...] = tuple(by)
+        self.sums = RollupRows(catalogue.columns, catalogue.computed)
+        self.columns = ColumnSet([*self.key_parts, *((name, parse_type(type_)) for name, type_ in self.sums.columns)])
 
-    def parse_key(self, columns: Sequence[str], parts: Sequence[str]) -> list[Value]:
-        """A rollup key from texts; KeyInvalid for a wrong part, RequestInvalid for a column that the key lacks."""
-        return KeyTexts(f"the rollup by {_named(columns)}", self._leaves(columns)).parse(parts)
-
-    def rows(
-        self,
-        snapshot: Snapshot,
-        columns: Sequence[str],
-        key: Sequence[Value],
-        rows_max: int,
-        wanted: Mapping[str, Value] = NOTHING,
-        *,
-        tallies: bool = False,
-    ) -> list[dict[str, Any]]:
-        """The rows of the rollup by these columns whose rollup key begins with `key` and has the `wanted` values.
-
-        With `tallies` each row has the numbers that make up its values instead: tallies of several shards can be added
-        up, averages and rounded sums cannot.
-        NotFreshEnough while the rollups have other computed columns than the catalogue.
-        """
-        codec, number = self.codec(columns), self.number(snapshot, columns)
-        render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)]
-        rows: list[dict[str, Any]] = []
-        places = [(place, wanted[name]) for place, name in enumerate(columns) if name in wanted]
-        for coarser, row in snapshot.rollup(number, codec.encode(key)):
-            decoded = codec.decode(coarser)
-            if any(decoded[place] != value for place, value in places):
-                continue
-            if len(rows) == rows_max:
-                raise KeyInvalid(f"More than {rows_max} rows begin with this key", next_step="Give more of its parts")
-            shown = {name: show(value) for (name, show), value in zip(render, decoded, strict=True)}
-            rows.append(shown | (_tallies(row) if tallies else self._values(row)))
-        return rows
-
-    def codec(self, columns: Sequence[str]) -> KeyCodec:
-        """The key codec of the rollup by these columns."""
-        return KeyCodec([self._types[name] for name in columns])
-
-    def number(self, snapshot: Snapshot, columns: Sequence[str]) -> int:
-        """The number of the rollup by these columns in a snapshot.
-
-        RequestInvalid if there is none; NotFreshEnough while rollups and catalogue differ in computed columns.
-        """
+    def number(self, snapshot: Snapshot) -> int:
+        """RequestInvalid if there is no such rollup; NotFreshEnough while the snapshot's are not the declared ones."""
         kept = snapshot.rollups()
-        if tuple(columns) not in kept:
-            raise self._unknown(columns, kept)
-        if snapshot.computed() != self._computed:
+        if self.by not in kept and self.by not in self.catalogue.rollups:
+            raise self._unknown(kept)
+        if self.by not in kept or snapshot.computed() != self.catalogue.computed:
             raise self._not_yet(snapshot)
-        return kept.index(tuple(columns))
+        return kept.index(self.by)
 
-    def values(self, columns: Sequence[str]) -> Callable[[bytes, bytes], tuple[Value, ...]]:
-        """A decoder from a stored rollup key and row to the row's values, the key's columns first."""
-        codec = self.codec(columns)
-        return lambda coarser, row: (*codec.decode(coarser), *self._rows.values(row))
+    def values(self, key: bytes, row: bytes) -> Values:
+        return (*self.codec.decode(key), *self.sums.values(row))
 
-    def shower(self, columns: Sequence[str]) -> Callable[[Sequence[Value]], dict[str, Any]]:
-        """A function from a rollup row's values to the row of an answer."""
-        render = [(name, renderer(type_)) for name, type_ in self._leaves(columns)] + self._render
-        return lambda values: {name: show(value) for (name, show), value in zip(render, values, strict=True)}
+    @cached_property
+    def arrow(self) -> ArrowColumns:
+        types = {column.name: column.asked_type for column in self.catalogue.key}
+        return RollupArrow(self.columns, [types[name] for name in self.by], self.sums)
 
-    def columns(self) -> dict[str, Any]:
+    def made_of(self) -> dict[str, Any]:
         """The arguments of `RollupRows`, with which a client turns tallies into values."""
         return {
-            "columns": [each.as_document() for each in self._columns],
-            "computed": [asdict(c) for c in self._computed],
+            "columns": [each.column.as_document() for each in in_rollups(self.catalogue.columns)],
+            "computed": [asdict(each) for each in self.catalogue.computed],
         }
-
-    def _values(self, row: bytes) -> dict[str, Any]:
-        values = zip(self._render, self._rows.values(row), strict=True)
-        return {name: show(value) for (name, show), value in values}
-
-    def _leaves(self, columns: Sequence[str]) -> list[Leaf]:
-        for name in columns:
-            if name not in self._types:
-                raise RequestInvalid(
-                    f"The key of {self._view!r} has no column {name[:80]!r}",
-                    next_step=f"It has: {', '.join(self._types)}",
-                )
-        return [(name, parse_type(self._types[name])) for name in columns]
 
     def _not_yet(self, snapshot: Snapshot) -> NotFreshEnough:
         trouble = snapshot.trouble()
+        differ = "have other computed columns" if self.by in snapshot.rollups() else "are others"
         return NotFreshEnough(
-            f"The rollups of {self._view!r} have other computed columns than were declared last"
-            + (STUCK if trouble else ""),
+            f"The rollups of {self.catalogue.view!r} {differ} than were declared last" + (STUCK if trouble else ""),
             where=trouble,
             next_step="Ask again in a moment: the replica rebuilds them",
         )
 
-    def _unknown(self, columns: Sequence[str], kept: Kept) -> RequestInvalid:
+    def _unknown(self, kept: Kept) -> RequestInvalid:
         return RequestInvalid(
-            f"The view {self._view!r} has no rollup by {_named(columns)}",
+            f"The view {self.catalogue.view!r} has no rollup by {_named(self.by)}",
             next_step=f"It has rollups by: {'; '.join(map(_named, kept))}"
             if kept
-            else f"Declare it with rollups=[{list(columns)}], and start `run` again",
+            else f"Declare it with rollups=[{list(self.by)}], and start `run` again",
         )
-
-
-def _tallies(row: bytes) -> dict[str, Any]:
-    return {"tallies": [str(number) for number in unpack(row)]}  # as texts: JSON numbers would lose digits
 
 
 def _named(columns: Sequence[str]) -> str:
@@ -151,21 +137,19 @@ def _named(columns: Sequence[str]) -> str:
 Finish = Callable[[Sequence[Value]], Value]
 
 
-class Shape:
+class Shape(StoredTable):
     """A view by its catalogue and the checkpoint's schema; ViewInvalid if the two differ, or a type cannot be served.
 
     A view with computed columns needs its functions too.
     """
 
     def __init__(self, catalogue: Catalogue, storage: Storage, functions: KnownFunctions | None = None) -> None:
-        self.catalogue = completed(catalogue, storage)
-        asked = [column.asked_type for column in self.catalogue.key]
-        self.key_parts = [(c.name, parse_type(type_)) for c, type_ in zip(self.catalogue.key, asked, strict=True)]
-        self.codec = KeyCodec(asked)  # first: refuses types that no key can have
-        self.key_texts = KeyTexts(repr(self.catalogue.view), self.key_parts)
+        catalogue = completed(catalogue, storage)
+        super().__init__(catalogue, [(each.name, each.asked_type) for each in catalogue.key], repr(catalogue.view))
         self.json_keys = JsonKeys(repr(self.catalogue.view), self.key_parts)
         self.keys_as_asked = all(isinstance(type_, Primitive) for _, type_ in self.key_parts)
         check_state(self.catalogue, storage)
+        self._storage, self._rollups = storage, dict[tuple[str, ...], Rollup]()
         self._decoder = value_decoder(self.catalogue, storage)
         self._aggregates = [aggregate_of(column) for column in self.catalogue.columns]
         self._finish = [(each.places[0], each.places, _finish(each)) for each in self._aggregates]
@@ -176,20 +160,23 @@ class Shape:
         shown += [(column.name, column.type) for column in self.catalogue.columns]
         shown += [(column.name, TYPE) for column in self.catalogue.computed]
         self.columns = ColumnSet([(name, parse_type(type_)) for name, type_ in shown])
-        self._computed = ComputedColumns(self.catalogue, functions)
-        self.sums = BucketSums(self.catalogue, self.codec, self._decoder, self._aggregates, self._computed)
-        self.rollups = RollupReader(self.catalogue)
+        self.computed = ComputedColumns(self.catalogue, functions)
+        self.sums = BucketSums(self.catalogue, self.codec, self._decoder, self._aggregates, self.computed)
 
-    def parse_key(self, parts: Sequence[str]) -> list[Value]:
-        """Key values from texts; KeyInvalid for too many parts, or a part of the wrong type."""
-        return self.key_texts.parse(parts)
+    def rollup(self, by: Sequence[str]) -> Rollup:
+        """The view's rollup by these columns, declared or not; RequestInvalid for a column that the key lacks."""
+        found = self._rollups.get(tuple(by))
+        if found is None:
+            found = Rollup(self.catalogue, by)
+            if found.by in self.catalogue.rollups:
+                self._rollups[found.by] = found
+        return found
 
-    def row(self, key: bytes, row: bytes) -> dict[str, Any]:
-        """A stored row as a row of an answer."""
-        return self.columns.shown(self.values(key, row))
+    @cached_property
+    def arrow(self) -> ArrowColumns:
+        return ViewArrow(self.columns, self.catalogue, self._storage, self.computed)
 
     def values(self, key: bytes, row: bytes) -> tuple[Value, ...]:
-        """The values of a stored row, in the order of `columns`."""
         return self.values_of(self.codec.decode(key), row)
 
     def values_of(self, key: Sequence[Value], row: bytes) -> tuple[Value, ...]:
@@ -203,7 +190,7 @@ class Shape:
         """Like `values_of` for many rows; column by column where values are stored as shown."""
         decoder = self._decoder
         stored = decoder.decode_all(rows) if isinstance(decoder, RowDecoder) else map(decoder.decode, rows)
-        if self._pick is None or self._wholes or self._computed.columns or not rows:
+        if self._pick is None or self._wholes or self.computed.columns or not rows:
             return list(map(self._values, keys, stored))
         columns = self._pick(list(zip(*stored, strict=True)))
         return list(zip(*zip(*keys, strict=True), *columns, strict=True))
@@ -212,7 +199,7 @@ class Shape:
         if self._wholes:
             keys = [value if at is None else stored[at] for at, value in zip(self._wholes, keys, strict=True)]
         values = self._pick(stored) if self._pick is not None else self._finished(stored)
-        return self.completed(keys, values) if self._computed.columns else (*keys, *values)
+        return self.completed(keys, values) if self.computed.columns else (*keys, *values)
 
     def _finished(self, stored: Sequence[Value]) -> Sequence[Value]:
         return [
@@ -222,7 +209,7 @@ class Shape:
 
     def completed(self, keys: Sequence[Value], values: Sequence[Value]) -> tuple[Value, ...]:
         """The values of all columns from the key's and the stored ones: computed columns are added last."""
-        return (*keys, *values, *self._computed.values(keys, values))
+        return (*keys, *values, *self.computed.values(keys, values))
 
 
 def _picker(columns: Sequence[tuple[int, Sequence[int], Finish | None]]) -> Callable[[Any], tuple[Value, ...]] | None:

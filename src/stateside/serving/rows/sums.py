@@ -12,19 +12,21 @@ A computed column of a range is the sum of its buckets' values, as in a rollup; 
 range's total.
 
 Under a watermark, buckets whose end the watermark has passed have left the state. A range that begins before the live
-buckets is refused, because numbers would be missing.
+buckets is summed over sealed and live buckets if the view has an archive; otherwise the range is refused, because
+numbers would be missing. A sealed bucket has values, no buffers: averages, `max_by` and `min_by` cannot be combined.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from stateside.core.errors import RequestInvalid
 from stateside.replica.keys import KeyCodec
 from stateside.replica.store import Snapshot
-from stateside.serving.stamp import Stamp, iso_time, parse_time
+from stateside.serving.stamp import Source, Stamp, iso_time, parse_time
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.aggregates import Aggregate, Partial
 from stateside.views.catalogue import Catalogue, Window
@@ -62,6 +64,10 @@ class RangeSum:
     end_us: int
     buckets: int
     values: tuple[Value, ...] | None
+    source: Source
+
+
+SealedBuckets = Callable[[bytes, bytes], Iterator[Sequence[Value]]]  # the sealed rows' values, of a range of keys
 
 
 class BucketSums:
@@ -104,21 +110,44 @@ class BucketSums:
                 )
         return window
 
-    def read(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> RangeSum | None:
-        """The sum in a snapshot; None if no range was given and the key has no bucket to derive one from."""
+    def read(
+        self,
+        snapshot: Snapshot,
+        stamp: Stamp,
+        key: Sequence[Value],
+        span: BucketRange,
+        source: Source | None = None,
+        sealed: SealedBuckets | None = None,
+    ) -> RangeSum | None:
+        """The sum in a snapshot; None if no range was given and the key has no bucket to derive one from.
+
+        Without a source, the live buckets; with `sealed` also those, if the range begins before the live ones.
+        """
         window = self.window(key)
-        bounds = self._bounds(snapshot, stamp, key, span, window)
+        bounds = self._bounds(snapshot, stamp, key, span, window, sealed if source in ("both", "archive") else None)
         if bounds is None:
             return None
         start_us, end_us = bounds
         _check_borders(start_us, end_us, window)
         if span.from_us is not None or span.last_us is not None:
-            _check_live(start_us, window, stamp)
-        buckets, values = self._combine(key, self._buckets(snapshot, key, start_us, end_us))
-        return RangeSum(start_us, end_us, buckets, values)
+            if source is None and sealed is not None and _is_closed(start_us, window, stamp):
+                source = "both"
+            elif source in (None, "live"):
+                _check_live(start_us, window, stamp)
+        first, end = (self._codec.encode([*key, (border_us,)]) for border_us in bounds)
+        parts = iter(()) if source == "archive" else self._live_parts(key, snapshot.between(first, end))
+        if sealed is not None and source in ("both", "archive"):
+            parts = chain(parts, self._sealed_parts(sealed(first, end)))
+        return RangeSum(start_us, end_us, *self._combine(parts), source or "live")
 
     def _bounds(
-        self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange, window: Window
+        self,
+        snapshot: Snapshot,
+        stamp: Stamp,
+        key: Sequence[Value],
+        span: BucketRange,
+        window: Window,
+        sealed: SealedBuckets | None,
     ) -> tuple[int, int] | None:
         prefix = self._codec.encode(key)
         end_us = self._newest_end(snapshot, stamp, prefix, window) if span.to_us is None else span.to_us
@@ -128,8 +157,11 @@ class BucketSums:
             return end_us - span.last_us, end_us
         if span.from_us is not None:
             return span.from_us, end_us
-        oldest = next(snapshot.range(prefix), None)
-        return None if oldest is None else (self._border(oldest[0], 0), end_us)
+        live = [self._border(found, 0) for found, _ in islice(snapshot.range(prefix), 1)]
+        closed = (
+            [] if sealed is None else [_start(row[len(key)]) for row in islice(sealed(prefix, prefix + b"\xff"), 1)]
+        )
+        return (min(live + closed), end_us) if live or closed else None
 
     def _newest_end(self, snapshot: Snapshot, stamp: Stamp, prefix: bytes, window: Window) -> int | None:
         newest = snapshot.last(prefix)
@@ -146,23 +178,14 @@ class BucketSums:
         assert isinstance(border, int)
         return border
 
-    def _buckets(
-        self, snapshot: Snapshot, key: Sequence[Value], start_us: int, end_us: int
-    ) -> Iterator[tuple[Value, ...]]:
-        first, end = (self._codec.encode([*key, (border_us,)]) for border_us in (start_us, end_us))
-        for number, (_, row) in enumerate(snapshot.between(first, end)):
-            if number == BUCKETS_MAX:
+    def _combine(self, rows: Iterator[list[Partial]]) -> tuple[int, tuple[Value, ...] | None]:
+        combined: list[Partial] | None = None
+        count = 0
+        for count, parts in enumerate(rows, 1):
+            if count > BUCKETS_MAX:
                 raise RequestInvalid(
                     f"More than {BUCKETS_MAX} buckets lie in this range", next_step="Ask for a shorter one"
                 )
-            yield self._decoder.decode(row)
-
-    def _combine(self, key: Sequence[Value], rows: Iterator[tuple[Value, ...]]) -> tuple[int, tuple[Value, ...] | None]:
-        combined: list[Partial] | None = None
-        count = 0
-        for row in rows:
-            count += 1
-            parts = self._parts(key, row)
             if combined is None:
                 combined = parts
             else:
@@ -171,6 +194,20 @@ class BucketSums:
         if combined is None:
             return 0, None
         return count, tuple(each.total(part) for each, part in zip(self._sums, combined, strict=True))
+
+    def _live_parts(self, key: Sequence[Value], rows: Iterator[tuple[bytes, bytes]]) -> Iterator[list[Partial]]:
+        return (self._parts(key, self._decoder.decode(row)) for _, row in rows)
+
+    def _sealed_parts(self, rows: Iterator[Sequence[Value]]) -> Iterator[list[Partial]]:
+        for each in self._aggregates:
+            if each.apart_finished:
+                raise RequestInvalid(
+                    f"The column {each.column.name!r} cannot be combined over sealed buckets: {each.apart_finished}",
+                    next_step="Ask for a range of live buckets, or for the rows; or keep sum and count as columns",
+                )
+        for row in rows:
+            values = zip(self._sums, row[len(self._catalogue.key) :], strict=True)
+            yield [each.partial_of(value) for each, value in values]
 
     def _parts(self, key: Sequence[Value], row: Sequence[Value]) -> list[Partial]:
         parts = [each.partial(row) for each in self._aggregates]
@@ -195,9 +232,20 @@ def _check_borders(start_us: int, end_us: int, window: Window) -> None:
         )
 
 
+def _start(window: Value) -> int:
+    assert isinstance(window, tuple)
+    assert isinstance(window[0], int)
+    return window[0]
+
+
+def _is_closed(start_us: int, window: Window, stamp: Stamp) -> bool:
+    """Whether the bucket that begins here has left the state."""
+    return window.delay_us is not None and start_us + window.size_us <= stamp.watermark_us
+
+
 def _check_live(start_us: int, window: Window, stamp: Stamp) -> None:
     """Refuse a range whose first buckets have left the state."""
-    if window.delay_us is None or start_us + window.size_us > stamp.watermark_us:
+    if not _is_closed(start_us, window, stamp):
         return
     closed_us = stamp.watermark_us - (stamp.watermark_us - window.offset_us) % window.size_us
     raise RequestInvalid(

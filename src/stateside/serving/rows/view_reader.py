@@ -6,49 +6,29 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import KeyInvalid, NotFreshEnough
+from stateside.core.errors import NotFreshEnough
 from stateside.core.layout import ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica.store import ReplicaReader, Snapshot
-from stateside.serving.rows.archive_rows import SealedRows
+from stateside.serving.rows.archive import SealedRows
 from stateside.serving.rows.floor import NEWEST, STUCK, AsOf, Floor
-from stateside.serving.rows.scope import EVERYTHING, Scope, check_held
+from stateside.serving.rows.relation import Relation, ViewAnswer
 from stateside.serving.rows.shape import Shape
-from stateside.serving.rows.sums import BucketRange
-from stateside.serving.stamp import Stamp, iso_time
+from stateside.serving.stamp import Stamp
 from stateside.spark_state.unsafe_row import Value
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import KnownFunctions
 from stateside.views.heartbeat import Heartbeat
 
-ROWS_MAX = 10_000
 ORDERED_AT_A_TIME_MAX = 2  # reads in column order
 POLL_S = 0.01
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ViewAnswer:
-    """Rows as objects by column name, and the stamp of their snapshot."""
-
-    stamp: Stamp
-    rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class SumAnswer:
-    """A range of buckets combined into one row, or no row; the range, if there is one; the stamp."""
-
-    stamp: Stamp
-    rows: list[dict[str, Any]]
-    range: dict[str, str] | None
-    buckets: int
 
 
 class _NotYet(Exception):
@@ -92,49 +72,15 @@ class ViewReader:
 
     async def rows(self, key: Sequence[Value], floor: Floor | None = None) -> ViewAnswer:
         """The live rows whose key begins with these values; NotFreshEnough if the floor is not reached in time."""
-        prefix = self.shape.codec.encode(key)
+        return await Relation(self).rows(key, floor or Floor())
 
-        def rows(snapshot: Snapshot, stamp: Stamp) -> ViewAnswer:
-            check_held(stamp, self.shape.codec, prefix)
-            return ViewAnswer(stamp, self._rows(snapshot, prefix))
-
-        return await self.read(floor or Floor(), rows)
+    async def rollup(self, by: Sequence[str], parts: Sequence[str], floor: Floor | None = None) -> ViewAnswer:
+        """The rows of the rollup by these columns whose rollup key begins with these parts; waits like `rows`."""
+        return await Relation(self, self.shape.rollup(by)).rollup(parts, floor or Floor())
 
     async def stamp(self, floor: Floor | None = None) -> Stamp:
         """The stamp that an answer would have, for data read elsewhere at the same batch; waits like `rows`."""
         return await self.read(floor or Floor(), lambda snapshot, stamp: stamp)
-
-    async def sum(
-        self,
-        key: Sequence[Value],
-        span: BucketRange,
-        floor: Floor | None = None,
-        as_of: AsOf = NEWEST,
-        scope: Scope = EVERYTHING,
-    ) -> SumAnswer:
-        """The buckets of one key (the parts before the window) in a range, combined (see `sums`); waits like `rows`."""
-        self.shape.sums.window(key)
-        scope.check_all_of(key)
-        return await self.read(floor or Floor(), lambda snapshot, stamp: self._sum(snapshot, stamp, key, span), as_of)
-
-    async def rollup(
-        self,
-        columns: Sequence[str],
-        parts: Sequence[str],
-        floor: Floor | None = None,
-        as_of: AsOf = NEWEST,
-        scope: Scope = EVERYTHING,
-        *,
-        tallies: bool = False,
-    ) -> ViewAnswer:
-        """The rows of the rollup by these columns whose rollup key begins with these parts; waits like `rows`."""
-        rollups = self.shape.rollups
-        key = scope.narrowed_coarser(columns, rollups.parse_key(columns, parts))
-
-        def rows(snapshot: Snapshot, stamp: Stamp) -> ViewAnswer:
-            return ViewAnswer(stamp, rollups.rows(snapshot, columns, key, ROWS_MAX, scope.wanted, tallies=tallies))
-
-        return await self.read(floor or Floor(), rows, as_of)
 
     async def read(
         self, floor: Floor, read: Callable[[Snapshot, Stamp], T], as_of: AsOf = NEWEST, *, aside: bool = False
@@ -204,23 +150,6 @@ class ViewReader:
             if outage
             else "Ask again, wait longer (wait_ms), or ask for less",
         )
-
-    def _rows(self, snapshot: Snapshot, prefix: bytes) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for key, row in snapshot.range(prefix):
-            if len(rows) == ROWS_MAX:
-                raise KeyInvalid(f"More than {ROWS_MAX} rows begin with this key", next_step="Give more of its parts")
-            rows.append(self.shape.row(key, row))
-        return rows
-
-    def _sum(self, snapshot: Snapshot, stamp: Stamp, key: Sequence[Value], span: BucketRange) -> SumAnswer:
-        check_held(stamp, self.shape.codec, self.shape.codec.encode(key), scattered=False)
-        found = self.shape.sums.read(snapshot, stamp, key, span)
-        if found is None:
-            return SumAnswer(stamp, [], None, 0)
-        over = (found.start_us, found.end_us)
-        rows = [] if found.values is None else [self.shape.columns.shown((*key, over, *found.values))]
-        return SumAnswer(stamp, rows, {"from": iso_time(over[0]), "to": iso_time(over[1])}, found.buckets)
 
     def _stamp(self, snapshot: Snapshot) -> Stamp | None:
         batch, fresh_us = snapshot.batch(), snapshot.fresh_us()

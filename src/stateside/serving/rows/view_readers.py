@@ -26,15 +26,15 @@ from stateside.journal.contract import PARTITION, DurableEnd
 from stateside.leadership import standing
 from stateside.replica.store import ReplicaReader
 from stateside.serving.health.merge_status import MergeCondition, merge_condition
-from stateside.serving.rows.floor import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor
+from stateside.serving.rows.floor import WAIT_MS_DEFAULT, WAIT_MS_MAX, Floor, Sought, sought
 from stateside.serving.rows.foreign_job import ForeignJob
-from stateside.serving.rows.node_receipts import Sought, sought
-from stateside.serving.rows.view_reader import POLL_S, SumAnswer, ViewAnswer, ViewReader
+from stateside.serving.rows.relation import ViewAnswer
+from stateside.serving.rows.view_reader import POLL_S, ViewReader
 from stateside.spark_state.checkpoint_folder import reading
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.inference import Refusal
 
-__all__ = ["WAIT_MS_DEFAULT", "WAIT_MS_MAX", "Floor", "SumAnswer", "ViewAnswer", "ViewReader", "ViewReaders"]
+__all__ = ["WAIT_MS_DEFAULT", "WAIT_MS_MAX", "Floor", "ViewAnswer", "ViewReader", "ViewReaders"]
 
 Sign = tuple[int, int] | None
 _UNSETTLED: Sign = (-1, -1)

@@ -1,4 +1,7 @@
-"""The relation cache: rows that statements read, kept as Arrow chunks for the next statement.
+"""Live rows as DuckDB reads them: Arrow columns of one snapshot, cached for the next statement.
+
+A relation too large for the cache is *scanned*: DuckDB pulls the rows from the snapshot, up to 50,000 at a time and
+again for every pass, so memory stays small for any number of rows.
 
 The cache has one state of each relation, of the newest batch read so far. When the replica has moved on, only the
 changes found in its history are read: so a statement over a view that is being written is nearly as fast as over one at
@@ -16,14 +19,17 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateside.serving.sql.arrow_columns import ArrowColumns
+from stateside.core.errors import HistoryGone
+from stateside.replica.key_table import SHORT_KEY_BYTES_MAX
+from stateside.serving.rows.columns import ArrowColumns
+from stateside.serving.rows.relation import RelationSnapshot
 from stateside.serving.sql.sql_query import Ending
 from stateside.spark_state.arrow_rows import array_of
 
@@ -209,3 +215,155 @@ class RelationCache:
             yield
         finally:
             turn.release()
+
+
+CHANGED_SHARE_MAX = 5  # if more than 1 in 5 rows changed, reading all again is as fast
+_CHANGED_MIN = 1_000
+
+Read = tuple[list[bytes], list[bytes]]  # keys and rows of the replica
+
+
+class LiveRows:
+    """The live rows of a relation in a snapshot, for SQL; of its keys those that the scope's `prefix` begins."""
+
+    def __init__(self, name: str, at: RelationSnapshot) -> None:
+        self.name, self._at, self.scope = name, at, at.scope
+        self.columns: ArrowColumns = at.table.arrow
+        self.prefix = at.table.codec.encode(at.scope.narrowed([]))
+        applied = at.snapshot.batch()
+        assert applied is not None, "a snapshot with a stamp has a batch"
+        so = (at.stamp.replica, applied.query, at.table.catalogue)
+        self.state = RelationState(so, applied.batch, applied.fingerprint)
+
+    def chunks(self) -> Iterator[Read]:
+        """All rows with the prefix, up to ROWS_MAX at a time."""
+        return self._at.chunks(self.prefix, ROWS_MAX)
+
+    def batch(self, chunk: Read) -> pa.RecordBatch:
+        """The rows in scope of a chunk."""
+        return self.scope.of_arrow(self.columns.batch(*chunk))
+
+    def count(self) -> int:
+        """The number of rows; 0 if unknown."""
+        return self._at.snapshot.count() if self._at.table.by is None else 0
+
+    def changes(self, since: RelationState) -> Iterator[Change]:
+        """The changes since an earlier state, in key order; HistoryGone if unknown."""
+        snapshot = self._at.snapshot
+        snapshot.as_of(since.batch, since.fingerprint)  # raises if the batch is of another run
+        extent = self._at.table.extent(snapshot)
+        return ((each.key, each.after) for each in extent.changed(snapshot, since.batch, self.state.batch))
+
+
+class Whole:
+    """Rows in memory, for any number of passes by DuckDB.
+
+    DuckDB takes a table too, but through Arrow's datasets, which take 1 s to import and are no faster.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    def __arrow_c_schema__(self) -> object:
+        return self._table.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class SnapshotScan:
+    """Rows that DuckDB pulls from a snapshot, again for every pass. Valid as long as the snapshot.
+
+    `turn` is a lock: one thread at a time reads the snapshot, whatever DuckDB does.
+    """
+
+    def __init__(self, rows: LiveRows, ending: Ending, turn: threading.Lock) -> None:
+        self._rows, self._ending, self._turn = rows, ending, turn
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows.columns.schema
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return pa.RecordBatchReader.from_batches(self.schema, self._told()).__arrow_c_stream__(requested_schema)
+
+    def _told(self) -> Iterator[pa.RecordBatch]:
+        """The batches; errors are noted in `ending`, because DuckDB would reword them."""
+        try:
+            yield from self._batches()
+        except Exception as error:
+            self._ending.end(error)
+            raise
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        chunks = self._rows.chunks()
+        while True:
+            self._ending.check()
+            with self._turn:
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield self._rows.batch(chunk)
+
+
+def read(rows: LiveRows, kept: RelationCache, ending: Ending) -> pa.Table | None:
+    """The rows in scope, in memory; None if they would take too much memory and must be scanned."""
+    if rows.prefix:  # a part of the rows: not worth caching
+        return _part(rows, kept.relation_bytes_max, ending)
+    with kept.turn(rows.name, ending):
+        found = kept.get(rows.name)
+        if found is None or found.state != rows.state:
+            moved = None if found is None else _moved(rows, found, kept.relation_bytes_max)
+            newer = found is not None and found.state.so == rows.state.so and found.state.batch > rows.state.batch
+            found = moved or _all(rows, kept.relation_bytes_max, ending)
+            if found is None:
+                return None
+            if not newer:  # the cache may hold a later batch of another statement
+                kept.put(rows.name, found)
+    return rows.scope.of_arrow(found.table())
+
+
+def _part(rows: LiveRows, bytes_max: int, ending: Ending) -> pa.Table | None:
+    batches, size = [], 0
+    for chunk in rows.chunks():
+        ending.check()
+        batches.append(rows.batch(chunk))
+        size += batches[-1].nbytes
+        if size > bytes_max:
+            return None
+    return pa.Table.from_batches(batches, rows.columns.schema)
+
+
+def _all(rows: LiveRows, bytes_max: int, ending: Ending) -> CachedRelation | None:
+    chunks: list[Chunk] = []
+    size, seen, in_order = 0, 0, True
+    for keys, values in rows.chunks():
+        ending.check()
+        chunks.append(Chunk.of(rows.columns, keys, values))
+        size, seen = size + chunks[-1].nbytes, seen + len(keys)
+        in_order = in_order and max(map(len, keys)) < SHORT_KEY_BYTES_MAX // 2
+        if size * max(rows.count(), seen) // seen > bytes_max:
+            return None
+    return CachedRelation(rows.state, rows.columns.schema, tuple(chunks), in_order)
+
+
+def _moved(rows: LiveRows, found: CachedRelation, bytes_max: int) -> CachedRelation | None:
+    """The cached rows, moved to the snapshot's batch; None if impossible, or no faster than reading all."""
+    if found.state.so != rows.state.so or found.state.batch >= rows.state.batch or not found.in_order:
+        return None
+    most = max(_CHANGED_MIN, found.count // CHANGED_SHARE_MAX)
+    try:
+        changes = list(islice(rows.changes(found.state), most + 1))
+    except HistoryGone:
+        return None
+    if len(changes) > most or any(len(key) >= SHORT_KEY_BYTES_MAX // 2 for key, _ in changes):
+        return None
+    moved = found.moved(rows.state, rows.columns, changes)
+    return moved if moved.nbytes <= bytes_max else None

@@ -4,11 +4,11 @@ Each step blocks, and runs in a thread, one step at a time:
 
     check     opens the DuckDB, checks the text
     execute   takes a snapshot of each view named, then opens the archive's tables; registers the rows that the
-              principal may see; starts the statement
+              principal may see, those of the relation (`rows.relation`); starts the statement
     next      returns some rows of the result
     close     always: closes the DuckDB and the snapshots
 
-Snapshots are closed as soon as all rows are in memory, or by `close` where rows are scanned (`live`).
+Snapshots are closed as soon as all rows are in memory, or by `close` where rows are scanned (`cache`).
 
 The DuckDB lives in memory, for one statement, cut off from everything else: no files, no network, no extensions, no
 Python variables as tables, no changes of its configuration, no spilling to disk. Only registered relations exist, and
@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,27 +28,20 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from stateside.core.errors import AccessDenied, NotFreshEnough, SqlInvalid, SqlTooLarge, StatesideError
-from stateside.core.layout import Layout, ViewLayout
-from stateside.core.storage import Storage
-from stateside.replica.keys import KeyCodec
+from stateside.core.errors import AccessDenied, SqlInvalid, SqlTooLarge, StatesideError
+from stateside.core.layout import Layout
 from stateside.replica.store import Snapshot
 from stateside.serving.access.principal import Principal
+from stateside.serving.rows.archive import ArchiveTables, SealedScan, table_scope
 from stateside.serving.rows.floor import Floor
-from stateside.serving.rows.scope import check_held, not_whole
+from stateside.serving.rows.relation import Relation, not_whole
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders
-from stateside.serving.sql.archive_tables import ArchiveTables
-from stateside.serving.sql.arrow_columns import RollupColumns, ViewColumns
-from stateside.serving.sql.cache import RelationCache, RelationState
-from stateside.serving.sql.live import Rows, SnapshotScan, Whole, read
-from stateside.serving.sql.relations import ARCHIVE, Relation, Relations
-from stateside.serving.sql.row_filter import scope_of_rollup, scope_of_view
+from stateside.serving.sql.cache import LiveRows, RelationCache, SnapshotScan, Whole, read
+from stateside.serving.sql.relations import Relations, SqlRelation, WindowBorder, window_borders
 from stateside.serving.sql.sql_query import Ending, Parameters
 from stateside.serving.sql.statement import Statement, checked
 from stateside.serving.stamp import Source, Stamp
-from stateside.views.catalogue import Catalogue
-from stateside.views.functions import KnownFunctions
 
 MEMORY_BYTES_MAX = 512 << 20  # of one statement, without the rows it reads
 THREADS = 2
@@ -115,8 +108,7 @@ class SqlFolder:
 class HeldView:
     """A view in one snapshot."""
 
-    layout: ViewLayout
-    catalogue: Catalogue
+    reader: ViewReader
     snapshot: Snapshot
     stamp: Stamp
 
@@ -130,7 +122,7 @@ class Execution:
         self.types: list[str] = []
         self._folder, self._holder, self._text, self._parameters = folder, holder, text, parameters
         self._statement: Statement | None = None
-        self._relations: list[Relation] = []
+        self._relations: list[SqlRelation] = []
         self._snapshots, self._turn = ExitStack(), threading.Lock()
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._result: pa.RecordBatchReader | None = None
@@ -151,15 +143,15 @@ class Execution:
         views = {name: self._hold(reader, floor) for name, reader in readers.items()}
         stamps = [replace(view.stamp, source=self._source(name)) for name, view in views.items()]
         self.stamps = list(map(floor.positions.stamp, stamps))  # as shown to the principal
-        live = [relation for relation in self._relations if relation.table is None]
-        sources = [(relation, self._live(relation, views[relation.view])) for relation in live]
-        if not any(isinstance(source, SnapshotScan) for _, source in sources):
+        named = [relation for relation in self._relations if relation.source != "archive"]
+        live = {relation: self._live(relation, views[relation.view]) for relation in named}
+        if not any(isinstance(source, SnapshotScan) for source in live.values()):
             self._snapshots.close()
-        for relation, source in sources:
-            self._registered(relation, source)
         for relation in self._relations:
+            sources: list[Any] = [live[relation]] if relation in live else []
             if relation.table is not None:  # after the snapshots: the table has all their batches
-                self._registered(relation, self._sealed(relation.table, views[relation.view]))
+                sources += self._sealed(relation, views[relation.view])
+            self._registered(relation, sources)
         self._result = self._running()
         return self._result.schema
 
@@ -185,38 +177,52 @@ class Execution:
 
     def _hold(self, reader: ViewReader, floor: Floor) -> HeldView:
         snapshot, stamp = self._snapshots.enter_context(reader.held(floor, self.ending.check))
-        return HeldView(reader.layout, reader.shape.catalogue, snapshot, stamp)
+        return HeldView(reader, snapshot, stamp)
 
     def _source(self, view: str) -> Source:
         """Where the statement reads rows of a view from."""
-        sealed = {relation.table is not None for relation in self._relations if relation.view == view}
-        return "both" if len(sealed) > 1 else "archive" if True in sealed else "live"
+        sources = {relation.source for relation in self._relations if relation.view == view}
+        return sources.pop() if len(sources) == 1 else "both"
 
-    def _live(self, relation: Relation, view: HeldView) -> Whole | SnapshotScan:
-        rows = _rows(relation, view)
-        where = self._holder.rows_of(relation.view, rows.columns.schema.names if relation.by is None else relation.by)
-        scope = scope_of_view(view.catalogue, where) if relation.by is None else scope_of_rollup(view.catalogue, where)
-        check_held(view.stamp, _codec(view.catalogue), scope.prefix, scattered=False)
-        table = read(rows, scope, self._folder.kept, self.ending)
-        return SnapshotScan(rows, scope, self.ending, self._turn) if table is None else Whole(table)
+    def _live(self, relation: SqlRelation, view: HeldView) -> Whole | SnapshotScan:
+        at = Relation.of(view.reader, self._holder, relation.by).at(view.snapshot, view.stamp)
+        if relation.by is not None and view.stamp.share is not None:
+            raise not_whole(view.stamp)
+        at.check_held(at.scope.narrowed([]), scattered=False)
+        rows = LiveRows(relation.view if relation.is_all else relation.name, at)
+        table = read(rows, self._folder.kept, self.ending)
+        return SnapshotScan(rows, self.ending, self._turn) if table is None else Whole(table)
 
-    def _sealed(self, table: str, view: HeldView) -> Any:
+    def _sealed(self, relation: SqlRelation, view: HeldView) -> list[Any]:
+        """The rows of a table that count, as DuckDB takes them; none while the table of a whole view does not exist."""
+        archive, catalogue = self._folder.archive, view.reader.shape.catalogue
+        assert relation.table is not None
         if view.stamp.share is not None:  # the table has the rows of all shards
             raise not_whole(view.stamp)
-        columns = self._folder.archive.schema(table, view.layout).names
-        where = self._holder.rows_of(view.stamp.view, columns)
-        return self._folder.archive.rows(table, view.layout, view.catalogue.application, view.stamp, where)
+        if relation.is_all:
+            if relation.table not in archive.tables():
+                return []
+            predicate = Relation.of(view.reader, self._holder).scope.predicate()
+        else:
+            schema = archive.schema(relation.table, view.reader.layout)
+            predicate = table_scope(schema, self._holder.rows_of(relation.view, schema.names))
+        rows = archive.rows(relation.table, view.reader.layout, catalogue.application, view.stamp, predicate)
+        return [SealedScan(rows, view.reader.shape) if relation.is_all and catalogue.computed else rows]
 
-    def _registered(self, relation: Relation, source: Any) -> None:
+    def _registered(self, relation: SqlRelation, sources: Sequence[Any]) -> None:
         assert self._engine is not None
-        if relation.table is None:
-            self._engine.register(relation.name, source)
+        schema = sources[0].schema
+        borders = [_border(each) for each in window_borders(schema)]
+        if len(sources) == 1 and relation.table is None and not borders:
+            self._engine.register(relation.name, sources[0])
             return
-        hidden = f"table_{secrets.token_hex(16)}"
-        self._engine.register(hidden, source)
-        left_out = sorted(self._folder.archive.hidden(relation.table, relation.view, self._holder))
-        columns = f"* EXCLUDE ({', '.join(map(_quoted, left_out))})" if left_out else "*"
-        self._engine.execute(f'CREATE VIEW {ARCHIVE}.{_quoted(relation.name)} AS SELECT {columns} FROM "{hidden}"')
+        hidden = {f"table_{secrets.token_hex(16)}": source for source in sources}
+        for name, source in hidden.items():
+            self._engine.register(name, source)
+        left_out = _hidden(self._folder, relation, self._holder)
+        columns = ", ".join([_quoted(name) for name in schema.names if name not in left_out] + borders)
+        parts = " UNION ALL ".join(f"SELECT {columns} FROM {_quoted(name)}" for name in hidden)
+        self._engine.execute(f"CREATE VIEW {'.'.join(map(_quoted, relation.path))} AS {parts}")
 
     def _running(self) -> pa.RecordBatchReader:
         assert self._engine is not None
@@ -244,39 +250,12 @@ class Execution:
         return told(error, self._text)
 
 
-def _rows(relation: Relation, view: HeldView) -> Rows:
-    applied, catalogue = view.snapshot.batch(), view.catalogue
-    assert applied is not None, "a snapshot with a stamp has a batch"
-    state = RelationState((view.stamp.replica, applied.query, catalogue), applied.batch, applied.fingerprint)
-    if relation.by is None:
-        return Rows(str(relation), state, view_columns(view.layout, catalogue), view.snapshot)
-    number = _kept_rollup(relation.by, view)
-    return Rows(str(relation), state, RollupColumns(catalogue, relation.by), view.snapshot, number)
-
-
-def _codec(catalogue: Catalogue) -> KeyCodec:
-    return KeyCodec([column.asked_type for column in catalogue.key])
-
-
-def view_columns(places: ViewLayout, catalogue: Catalogue) -> ViewColumns:
-    """The Arrow conversion of a view's rows."""
-    functions = KnownFunctions(places.name, places.functions)
-    return ViewColumns(catalogue, Storage.at(places.checkpoint_location), functions)
-
-
-def _kept_rollup(by: tuple[str, ...], view: HeldView) -> int:
-    """The rollup's number in the replica; NotFreshEnough while the replica's rollups differ from the declared ones."""
-    kept = view.snapshot.rollups()
-    if by not in kept or view.snapshot.computed() != view.catalogue.computed:
-        raise NotFreshEnough(
-            f"The rollups of {view.stamp.view!r} are not those that were declared last",
-            next_step="Ask again in a moment: the replica rebuilds them",
-        )
-    return kept.index(by)
-
-
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _border(border: WindowBorder) -> str:
+    return f"struct_extract({_quoted(border.window)}, '{border.border}') AS {_quoted(border.name)}"
 
 
 def listed(folder: SqlFolder, views: ViewReaders, holder: Principal) -> list[dict[str, Any]]:
@@ -288,26 +267,24 @@ def listed(folder: SqlFolder, views: ViewReaders, holder: Principal) -> list[dic
             schema = _schema(folder, views, relation)
             if _reached(holder, relation, schema):
                 shown = [] if schema is None else _columns(engine, schema, _hidden(folder, relation, holder))
-                found.append({"name": str(relation), "view": relation.view, "kind": _kind(relation), "columns": shown})
+                found.append({"name": str(relation), "view": relation.view, "kind": relation.kind, "columns": shown})
         return found
     finally:
         engine.close()
 
 
-def _schema(folder: SqlFolder, views: ViewReaders, relation: Relation) -> pa.Schema | None:
+def _schema(folder: SqlFolder, views: ViewReaders, relation: SqlRelation) -> pa.Schema | None:
     try:
-        if relation.table is not None:
+        if relation.source == "archive":
+            assert relation.table is not None
             return folder.archive.schema(relation.table, folder.layout.view(relation.view))
-        reader = views.get(relation.view)
-        catalogue = reader.shape.catalogue
-        if relation.by is not None:
-            return RollupColumns(catalogue, relation.by).schema
-        return view_columns(reader.layout, catalogue).schema
+        shape = views.get(relation.view).shape
+        return (shape if relation.by is None else shape.rollup(relation.by)).columns.schema
     except StatesideError:  # not ready, or not servable: GET /v1/views has the cause
         return None
 
 
-def _reached(holder: Principal, relation: Relation, schema: pa.Schema | None) -> bool:
+def _reached(holder: Principal, relation: SqlRelation, schema: pa.Schema | None) -> bool:
     names = relation.by if relation.by is not None else holder.where if schema is None else schema.names
     try:
         holder.rows_of(relation.view, names)
@@ -316,15 +293,16 @@ def _reached(holder: Principal, relation: Relation, schema: pa.Schema | None) ->
     return True
 
 
-def _kind(relation: Relation) -> str:
-    return "archive" if relation.table is not None else "view" if relation.by is None else "rollup"
-
-
-def _hidden(folder: SqlFolder, relation: Relation, holder: Principal) -> frozenset[str]:
-    return frozenset() if relation.table is None else folder.archive.hidden(relation.table, relation.view, holder)
+def _hidden(folder: SqlFolder, relation: SqlRelation, holder: Principal) -> frozenset[str]:
+    if relation.source != "archive":
+        return frozenset()
+    assert relation.table is not None
+    return folder.archive.hidden(relation.table, relation.view, holder)
 
 
 def _columns(engine: Any, schema: pa.Schema, hidden: frozenset[str]) -> list[dict[str, str]]:
+    for border in window_borders(schema):
+        schema = schema.append(pa.field(border.name, border.type))
     types = engine.from_arrow(schema.empty_table()).types
     named = zip(schema.names, types, strict=True)
     return [{"name": name, "type": str(type_)} for name, type_ in named if name not in hidden]

@@ -18,9 +18,9 @@ import pyarrow as pa
 from stateside.core.errors import ClientLeft, SqlTimeout, SqlTooLarge, StatesideError, TooManyRequests
 from stateside.core.layout import Layout
 from stateside.serving.access.principal import Principal
+from stateside.serving.rows.archive import ArchiveTables, GatedTable
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
-from stateside.serving.sql.archive_tables import ArchiveTables, GatedTable
 from stateside.serving.sql.cache import RelationCache
 from stateside.serving.sql.execution import Execution, SqlFolder
 from stateside.serving.sql.relations import Relations
@@ -38,7 +38,7 @@ Left = Callable[[], Awaitable[None]]
 
 
 class SqlRunner:
-    """Runs statements over a folder, `at_once` at a time. `gated`: see `archive_tables`."""
+    """Runs statements over a folder, `at_once` at a time. `gated`: see `rows.archive`."""
 
     def __init__(
         self,

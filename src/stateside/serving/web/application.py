@@ -31,7 +31,6 @@ from stateside.serving.health.metrics import Metrics
 from stateside.serving.registry.announcer import Announcer, Identity, Servers
 from stateside.serving.registry.location import location
 from stateside.serving.rows.view_readers import ViewReaders
-from stateside.serving.web.changes_routes import CHANGES_ROUTES
 from stateside.serving.web.connection import Connections, reported
 from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.operator_routes import health_routes, place_routes
@@ -61,7 +60,7 @@ class Application:
         self.connections.fast_path, self.connections.stop = self.fast_path.connect, self._feeds.stop
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
-        self.routes = Routes([*health_routes(self._metrics), *VIEW_ROUTES, *CHANGES_ROUTES, *routes])
+        self.routes = Routes([*health_routes(self._metrics), *VIEW_ROUTES, *routes])
         if self._servers is not None and identity is not None:
             self.routes.add(place_routes(self._servers, identity.name))
         self.routes.add([openapi_route(self.routes)])

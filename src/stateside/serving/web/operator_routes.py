@@ -125,8 +125,8 @@ class _Place:
         """The servers that hold the keys with this prefix."""
         asked = await ViewRequest.of(request)
         view, *in_path = request.parts
-        shape = asked.reader.shape
-        key = asked.scope.narrowed(shape.parse_key([*in_path, *request.keys]))
+        shape, scope = asked.relation.shape, asked.relation.scope
+        key = scope.narrowed(shape.parse_key([*in_path, *request.keys]))
         leading = shape.codec.leading_of(shape.codec.encode(key))
         if leading is None:
             raise KeyInvalid(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -30,12 +30,9 @@ from stateside.serving.access.position_codec import PLAIN, PositionCodec
 from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.health.logs import Trace
-from stateside.serving.rows.floor import AsOf, Floor
-from stateside.serving.rows.node_receipts import Sought
-from stateside.serving.rows.row_query import LIMIT_MAX, RowQuery
-from stateside.serving.rows.scan import Cursor
-from stateside.serving.rows.scope import Scope
-from stateside.serving.rows.view_reader import ViewReader
+from stateside.serving.rows.floor import AsOf, Floor, Sought
+from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import LIMIT_MAX, Cursor, RowQuery
 from stateside.serving.rows.view_readers import WAIT_MS_DEFAULT, WAIT_MS_MAX, ViewReaders
 
 PATH_CHARS_MAX = 4_096
@@ -195,14 +192,13 @@ _GENERATION_MAX = 10**9
 class ViewRequest:
     """A request for a view. Every row handler begins with it, so that none forgets the scope."""
 
-    reader: ViewReader
-    scope: Scope
+    relation: Relation
     floor: Floor
     as_of: AsOf
 
     @classmethod
-    async def of(cls, request: Request) -> ViewRequest:
-        """The request for the view in the first open part of the path; AccessDenied if the view is out of scope.
+    async def of(cls, request: Request, by: Sequence[str] | None = None) -> ViewRequest:
+        """The request for the view in the first open part of the path, or for its rollup; AccessDenied out of scope.
 
         Other errors as for `ViewReaders.get`, but a scoped principal does not learn which views exist.
         """
@@ -216,14 +212,13 @@ class ViewRequest:
         generation = request.generation()
         if generation is not None:
             reader = request.views.of_generation(view, generation)
-        scope = Scope.of(reader.shape, holder.rows_of(view, reader.shape.columns.types))
-        return cls(reader, scope, floor, AsOf(request.number("as_of", _BATCH_MAX)))
+        return cls(Relation.of(reader, holder, by), floor, AsOf(request.number("as_of", _BATCH_MAX)))
 
     def question(self, request: Request) -> RowQuery:
         """The row query in the rest of the path and the parameters."""
         parts = [*request.parts[1:], *request.keys]
         limit = request.number("limit", LIMIT_MAX)
-        return RowQuery.parse(self.reader, parts, request.wheres, request.parameters, limit)
+        return RowQuery.parse(self.relation, parts, request.wheres, request.parameters, limit)
 
 
 def reaches_all(holder: Principal) -> bool:

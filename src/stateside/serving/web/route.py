@@ -57,6 +57,7 @@ FLOOR = (
     whole("max_age_ms", "only if it is no older than this"),
     whole("wait_ms", "for how long to wait until it is so"),
 )
+SOURCES: Schema = {"type": "string", "enum": ["live", "archive", "both"]}
 KEY = Parameter(
     "key", 'a part of the key, for those that cannot stand in a path ("a/b", "..", ""); once for each', repeated=True
 )

@@ -1,24 +1,45 @@
-"""The routes of views: the list of views, a view's description, and its rows by key, scan, lookup, sum and rollup."""
+"""The routes of views: the list of views, a view's description, its rows by key, scan, lookup, sum and rollup, and its
+changes, as server-sent events or as one page by long-poll.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import orjson
+
 from stateside.core.errors import StatesideError
 from stateside.replica.store import Snapshot
-from stateside.serving.rows.lookup import KEYS_MAX, lookup, parse_keys
-from stateside.serving.rows.row_query import LIMIT_DEFAULT, LIMIT_MAX, ORDERED_LIMIT_MAX, parse_columns, parse_source
-from stateside.serving.rows.scan import page
+from stateside.serving.changes.sse import EVENTS, EventId, event, listed, told
+from stateside.serving.changes.subscription import ChangesPage, RowsPage, Subscription
+from stateside.serving.changes.watch import Watch, composed
+from stateside.serving.rows.relation import Relation
+from stateside.serving.rows.row_query import (
+    KEYS_MAX,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    ORDERED_LIMIT_MAX,
+    key_source,
+    lookup,
+    page,
+    parse_columns,
+    parse_keys,
+)
+from stateside.serving.rows.shape import Rollup
 from stateside.serving.rows.sums import BucketRange
+from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
-from stateside.serving.web.response import Response, stamped
-from stateside.serving.web.route import FLOOR, KEY, Body, Parameter, Route, Schema, whole
+from stateside.serving.web.response import JSON, Response, StreamResponse, as_json, stamped
+from stateside.serving.web.route import FLOOR, KEY, SOURCES, Body, Parameter, Route, Schema, whole
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.functions import TYPE
+
+Composer = Callable[[], Awaitable[tuple[str, Mapping[str, Any]] | None]]
 
 
 async def _views(request: Request) -> Response:
@@ -40,53 +61,49 @@ def _lacking(views: ViewReaders, name: str) -> dict[str, list[str]]:
 
 async def _rows(request: Request) -> Response:
     asked = await ViewRequest.of(request)
-    question = asked.question(request)
+    question, relation = asked.question(request), asked.relation
     cursor = request.parameters.get("cursor")
     if cursor is None and question.point:
         found = await lookup(
-            asked.reader,
-            [question.key],
-            asked.floor,
-            as_of=asked.as_of,
-            scope=asked.scope,
-            show=question.show,
-            source=question.source,
+            relation, [question.key], asked.floor, as_of=asked.as_of, show=question.show, source=question.source
         )
         return stamped(found.stamp, {"rows": [row for row in found.rows if row is not None], "cursor": None})
-    answer = await page(asked.reader, question, asked.floor, as_of=asked.as_of, cursor=cursor, scope=asked.scope)
+    answer = await page(relation, question, asked.floor, as_of=asked.as_of, cursor=cursor)
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": answer.cursor})
 
 
 async def _lookup(request: Request) -> Response:
     asked = await ViewRequest.of(request)
-    shape = asked.reader.shape
+    relation = asked.relation
     answer = await lookup(
-        asked.reader,
-        parse_keys(shape, request.document()),
+        relation,
+        parse_keys(relation.shape, request.document()),
         asked.floor,
         as_of=asked.as_of,
-        scope=asked.scope,
-        show=parse_columns(shape, request.parameters.get("columns")),
-        source=parse_source(asked.reader, request.parameters.get("source"), by_key=True),
+        show=parse_columns(relation.shape, request.parameters.get("columns")),
+        source=key_source(relation, request.parameters.get("source")),
     )
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None})
 
 
 async def _sum(request: Request) -> Response:
     asked, span = await ViewRequest.of(request), BucketRange.parse(request.parameters)
-    key = asked.reader.shape.parse_key([*request.parts[1:], *request.keys])
-    answer = await asked.reader.sum(key, span, asked.floor, asked.as_of, asked.scope)
+    key = asked.relation.table.parse_key([*request.parts[1:], *request.keys])
+    given = request.parameters.get("source")
+    source = None if given is None else asked.relation.source(given, "live")
+    answer = await asked.relation.sum(key, span, asked.floor, asked.as_of, source)
     return stamped(answer.stamp, {"rows": answer.rows, "range": answer.range, "buckets": answer.buckets})
 
 
 async def _rollup(request: Request) -> Response:
-    asked = await ViewRequest.of(request)
     columns, *parts = request.parts[1:] or [""]
-    by, tallies = columns.split(",") if columns else [], request.number("tallies", 1) == 1
-    reader = asked.reader
-    answer = await reader.rollup(by, [*parts, *request.keys], asked.floor, asked.as_of, asked.scope, tallies=tallies)
-    made_of = reader.shape.rollups.columns() if tallies else {}
-    lacking = not_in_rollups(reader.shape.catalogue)
+    asked = await ViewRequest.of(request, columns.split(",") if columns else [])
+    relation, tallies = asked.relation, request.number("tallies", 1) == 1
+    source, rollup = relation.source(request.parameters.get("source"), "live"), relation.table
+    assert isinstance(rollup, Rollup)
+    answer = await relation.rollup([*parts, *request.keys], asked.floor, asked.as_of, source, tallies=tallies)
+    made_of = rollup.made_of() if tallies else {}
+    lacking = not_in_rollups(rollup.catalogue) + ([] if source == "live" else rollup.sums.apart_finished)
     without = {"not_in_rollups": lacking} if lacking else {}
     return stamped(answer.stamp, {"rows": answer.rows, "cursor": None, **without, **made_of})
 
@@ -108,8 +125,16 @@ _SCAN = (
 )
 _SOURCE = Parameter(
     "source",
-    "live rows, those in the archive, or both, which is the default for a view with an archive",
-    {"type": "string", "enum": ["live", "archive", "both"]},
+    "live rows, those in the archive, or both: both is the default for keys in a view with an archive, live for scans",
+    SOURCES,
+)
+_SUM_SOURCE = Parameter(
+    "source",
+    "live buckets, sealed ones, or both, which is the default for a range that begins before the live ones",
+    SOURCES,
+)
+_ROLLUP_SOURCE = Parameter(
+    "source", "of live rows, which is the default, of those in the archive, or of both: the stamp says which", SOURCES
 )
 _SPAN = (
     Parameter("from", "from this time on, which lies on the buckets' borders"),
@@ -149,7 +174,8 @@ _ROLLUP = (
     "these parts, or for all; /rollup alone is the total of all rows. The view declares which there are. Columns that "
     "cannot be added up, such as minima, are named in `not_in_rollups`"
 )
-_SUM_PARAMETERS, _ROLLUP_PARAMETERS = (KEY, *_SPAN, *_PAST, *FLOOR), (KEY, _TALLIES, *_PAST, *FLOOR)
+_SUM_PARAMETERS = (KEY, *_SPAN, _SUM_SOURCE, *_PAST, *FLOOR)
+_ROLLUP_PARAMETERS = (KEY, _ROLLUP_SOURCE, _TALLIES, *_PAST, *FLOOR)
 VIEW_ROUTES = [
     Route("/v1/views", _views, _JOB_STATES, "read"),
     Route("/v1/views/{view}/rows", _rows, _ALL_ROWS, "read", _ROW_PARAMETERS),
@@ -191,10 +217,10 @@ async def _describe(request: Request) -> Response:
     def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int]:
         return stamp, snapshot.count()
 
-    stamp, rows = await asked.reader.read(asked.floor, look)
+    stamp, rows = await asked.relation.reader.read(asked.floor, look)
     job, is_all = request.views.state(request.parts[0]), reaches_all(request.holder)
     shown = {"rows": rows, "job": job} if is_all else {"rows": None, "job": without_cause(job)}
-    return stamped(stamp, {**described(asked.reader.shape.catalogue), **shown})
+    return stamped(stamp, {**described(asked.relation.shape.catalogue), **shown})
 
 
 def described(catalogue: Catalogue) -> dict[str, Any]:
@@ -212,3 +238,102 @@ def described(catalogue: Catalogue) -> dict[str, Any]:
 
 
 VIEW_ROUTES.append(Route("/v1/views/{view}", _describe, _TEXT, "read", FLOOR, answer=_ANSWER))
+_NO_BUFFERS = ("x-accel-buffering", "no")  # proxies must pass events on at once
+_CHANGES_TEXT = (
+    "the rows of one key, of all keys that begin with these parts, or of the whole view, and from then on what every "
+    "batch changes: as server-sent events or, with `Accept: application/json`, once, waited for (wait_ms)"
+)
+_CHANGES_PARAMETERS = (
+    KEY,
+    Parameter(
+        "rollup", "instead of the rows those of the rollup by these columns, joined by commas; empty for the total"
+    ),
+    Parameter(
+        "source",
+        "live rows, which is the default: a sealed row is removed; both: it stays; archive: each row once it is sealed",
+        SOURCES,
+    ),
+    whole("pulse", "1: also tell every second, by an event `pulse`, how old it all is by now, and how the job is"),
+    Parameter("after", "the id of the last event that you have, as the header Last-Event-ID: go on behind it"),
+    *FLOOR,
+)
+_CHANGES_ANSWER = {
+    "type": "object",
+    "required": ["stamp", "id"],
+    "properties": {
+        "stamp": {"type": "object"},
+        "id": {"type": "string"},
+        "rows": {"type": "array", "items": {"type": "object"}},
+        "after": {"type": "integer"},
+        "changed": {"type": "array", "items": {"type": "object"}},
+        "removed": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+async def _changes(request: Request) -> Response:
+    asked = await ViewRequest.of(request, _followed_rollup(request))
+    question = Subscription.ask(asked.relation, request.keys, request.positions, request.parameters.get("source"))
+    watch = Watch(request.feeds.of(asked.relation.reader), question, pulsed=request.number("pulse", 1) == 1)
+    after = request.parameters.get("after")
+    if "application/json" in request.headers.get("accept", ""):
+        return _once(await watch.once(_last(after), asked.floor))
+    begun = await watch.begin(_last(request.headers.get("last-event-id") or after), asked.floor)
+    return _events(watch.parts(begun))
+
+
+VIEW_ROUTES.append(
+    Route(
+        "/v1/views/{view}/changes",
+        _changes,
+        _CHANGES_TEXT,
+        "read",
+        _CHANGES_PARAMETERS,
+        answer=_CHANGES_ANSWER,
+        kinds=(EVENTS, JSON),
+    )
+)
+
+
+async def composed_stream(request: Request, reader: ViewReader, key: Sequence[str], compose: Composer) -> Response:
+    """The server-sent events that an application composes from a key's rows and other data.
+
+    `compose` returns an event's kind and document, at the newest batch; or None if the subscriber has all of that.
+    When it is called: see `watch.composed`. Its first errors are the response's. The route checks the principal's
+    access to the key.
+    """
+
+    async def event_() -> bytes:
+        made = await compose()
+        return b"" if made is None else event(made[0], orjson.Fragment(as_json(made[1], request.positions)))
+
+    question = Subscription.ask(Relation(reader), key, request.positions)
+    first = await event_()
+    return _events(composed(request.feeds.of(reader), question, first, event_))
+
+
+def _events(parts: AsyncGenerator[bytes]) -> Response:
+    return Response({}, stream=StreamResponse(EVENTS, parts, _cut), headers=[_NO_BUFFERS])
+
+
+def _cut(why: str) -> bytes:
+    reason, _, detail = why.partition(": ")
+    return told("cut", reason, detail)
+
+
+def _last(text: str | None) -> EventId | None:
+    return None if text is None else EventId.parse(text)
+
+
+def _followed_rollup(request: Request) -> list[str] | None:
+    columns = request.parameters.get("rollup")
+    return None if columns is None else [name for name in columns.split(",") if name]
+
+
+def _once(page: RowsPage | ChangesPage) -> Response:
+    document: dict[str, Any] = {"id": str(EventId.of(page.batch))}
+    if isinstance(page, RowsPage):
+        document |= {"rows": listed(page.rows), "cursor": None}
+    else:
+        document |= {"after": page.after, "changed": listed(page.changed), "removed": listed(page.removed)}
+    return stamped(page.stamp, document)
