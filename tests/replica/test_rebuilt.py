@@ -129,7 +129,7 @@ def test_while_another_query_has_no_batch_yet_readers_keep_the_last_one_and_are_
         tail.step()
         shutil.rmtree(job.view.checkpoint)
         other = Job(job.view, ids=job.ids)
-        with pytest.raises(CheckpointGap, match="was replaced, or rolled back behind batch 2"):
+        with pytest.raises(CheckpointGap, match="was replaced, or rolled back before batch 2"):
             tail.step()
         assert has(tail) == (2, job.rows)
         other.run(some(7))

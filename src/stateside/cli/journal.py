@@ -160,7 +160,7 @@ def read(
 @journal.command()
 @journal_place
 @click.option("--prefix", default="", help="Only ids that begin so.")
-@click.option("--after", help="Only ids behind this one: the last one of the page before.")
+@click.option("--after", help="Only ids after this one: the last one of the page before.")
 @_limit
 @as_json_flag
 def ids(

@@ -116,7 +116,7 @@ def scan(
 @click.command()
 @click.argument("path")
 @click.option("--rollup", metavar="COLUMN,…", help="Watch the rollup by these columns; VIEW alone is then the path.")
-@click.option("--after", metavar="ID", help="Go on behind this change, as an earlier watch had its id.")
+@click.option("--after", metavar="ID", help="Go on after this change, by its id in an earlier watch.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many; by default it goes on until Ctrl-C.")
 @URL
 @JSON

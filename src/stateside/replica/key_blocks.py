@@ -276,14 +276,14 @@ class _Content:
 
     def _texts(self, type_: SparkType, begins: Places, has: Mask) -> tuple[pa.Array, Places]:
         ends = np.where(has, self.zeros[np.searchsorted(self.zeros, begins)], begins)
-        behind = ends + has
+        nexts = ends + has
         if (np.searchsorted(self.escapes, begins) < np.searchsorted(self.escapes, ends)).any():
-            return pa.array(self._unescaped(begins, ends, has), pa.binary()).cast(arrow_type(type_)), behind
+            return pa.array(self._unescaped(begins, ends, has), pa.binary()).cast(arrow_type(type_)), nexts
         sizes = ends - begins
         stops = np.cumsum(sizes)
         places = np.repeat(begins - (stops - sizes), sizes) + np.arange(int(sizes.sum()))
         offsets = np.concatenate([[0], stops]).astype(np.int32)
-        return array_of(arrow_type(type_), has, offsets, self.octets[places]), behind
+        return array_of(arrow_type(type_), has, offsets, self.octets[places]), nexts
 
     def _unescaped(self, begins: Places, ends: Places, has: Mask) -> list[bytes | None]:
         parts = zip(begins.tolist(), ends.tolist(), has.tolist(), strict=True)

@@ -184,7 +184,7 @@ def _unscaled(type_: Decimal, value: decimal.Decimal) -> int:
     unscaled = value.scaleb(type_.scale, _EXACT)
     if unscaled != int(unscaled):
         raise KeyInvalid(
-            f"{value} has more than {type_.scale} digits behind the point", next_step="No row has such a key"
+            f"{value} has more than {type_.scale} digits after the point", next_step="No row has such a key"
         )
     return int(unscaled)
 

@@ -405,7 +405,7 @@ class Tail:
         if query == applied.query and commits and commits[0] > applied.batch:
             raise self._gap(applied.batch + 1, commits[0])
         raise _Replaced(
-            f"The checkpoint was replaced, or rolled back behind batch {applied.batch}, and has no state to load yet",
+            f"The checkpoint was replaced, or rolled back before batch {applied.batch}, and has no state to load yet",
             where=self._checkpoint.storage.root,
             next_step=f"Let the view run on: readers have batch {applied.batch} of before until then",
         )

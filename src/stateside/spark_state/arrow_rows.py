@@ -160,7 +160,7 @@ class _Cells:
         """The variable-length values, located by the size and offset in the eight bytes."""
         sizes, offsets = self.numbers("<u4").astype(np.int64), self.numbers("<u4", 4).astype(np.int64)
         if (self.there & (offsets + sizes > self.rows.sizes)).any():
-            raise _unfit("a value lies behind the end of its row")
+            raise _unfit("a value lies beyond the end of its row")
         return Slices(self.rows.content, self.rows.begins + offsets, np.where(self.there, sizes, -1))
 
     def array(self, type_: pa.DataType, *buffers: Numbers) -> pa.Array:

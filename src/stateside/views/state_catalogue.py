@@ -1,4 +1,4 @@
-"""The state behind a catalogue, for every kind of view; and the completion of a state variable's catalogue.
+"""The state that a catalogue describes, for every kind of view; and the completion of a state variable's catalogue.
 
 Spark knows a processor's variables only once its `init` has run, so at the start the plan has only the grouping
 columns. The rest is in the checkpoint from the first batch on, and every reader completes the catalogue from there:
