@@ -44,8 +44,6 @@ from stateside.journal import Log, payload_columns
 from stateside.serving import iso_time
 from stateside.spark_state import Checkpoint
 
-PAGE_EVENTS_DEFAULT: Final = 100
-PAGE_EVENTS_MAX: Final = 1_000
 CUSTOMERS_KEPT: Final = 32  # whose events are cached for the next page
 
 PLACES_MAX: Final = 100
