@@ -17,6 +17,7 @@ from stateside.replica.history import Keep
 from stateside.replica.store import ReplicaReader, ReplicaWriter, Snapshot
 from stateside.serving.fast_path.point_lookup import NAME_CHARS_MAX, ROW_BYTES_MAX, RowCache
 from tests.replica.test_history import Changes, batch, changes
+from tests.sizes import examples
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def move(kept: RowCache, snapshot: Snapshot) -> None:
     kept.move(snapshot, now)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(st.lists(st.tuples(changes, st.booleans(), st.sampled_from([0, 40, 1 << 20])), min_size=1, max_size=8))
 def test_whatever_is_applied_between_two_looks_no_kept_row_is_an_old_one(
     batches: list[tuple[Changes, bool, int]],

@@ -25,6 +25,7 @@ from stateside.serving.web.connection import (
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import PART_BYTES, Response
 from stateside.serving.web.route import Body, Route
+from tests.sizes import not_in_fast
 
 from .conversations import CHUNKED, Received, get, note
 
@@ -209,6 +210,7 @@ def test_a_body_that_nobody_reads_is_not_read_from_the_client_either(tmp_path: P
     run(tmp_path, scene)
 
 
+@not_in_fast("thousands of requests")
 def test_requests_after_a_body_are_not_read_while_too_many_wait(tmp_path: Path) -> None:
     body, later = "x" * 100_000, 3_000
 
@@ -227,6 +229,7 @@ def test_requests_after_a_body_are_not_read_while_too_many_wait(tmp_path: Path) 
     run(tmp_path, scene)
 
 
+@not_in_fast("thousands of requests")
 def test_the_bytes_that_wait_are_counted_once_not_at_each_answer(tmp_path: Path) -> None:
     async def scene(client: Client) -> None:
         client.send(get(path="/v1/wait") + get() * 2_000 + note(CHUNKED, "1\r\nx\r\n0\r\n\r\n"))
