@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -247,15 +248,14 @@ def serving(shop: Shop, log: Path) -> Iterator[str]:
 def check_answers(shop: Shop, client: Client) -> float:
     """No failed or mixed answer, no step back; returns the time of the first answer of the second generation."""
     assert client.failed == []
-    last, first_s = (0, 0), 0.0
+    last, first_s, rows_at = (0, 0), 0.0, cache(lambda at: {row["entity"]: row for row in shop.expected(at)})
     for time_s, answer in client.answers:
         stamp = answer["stamp"]
         position, generation = Position.parse(stamp["position"]).one(), stamp["generation"]
         assert position >= last[0] and generation >= last[1], (last, stamp)
         last, first_s = (position, generation), first_s or (time_s if generation == 2 else 0.0)
-        rows = {row["entity"]: row for row in shop.expected(position)}
         for row in answer["rows"]:
-            expected = rows[row["entity"]]
+            expected = rows_at(position)[row["entity"]]
             assert row == (expected if generation == 2 else {n: v for n, v in expected.items() if n != "orders"})
     assert last[1] == 2
     return first_s

@@ -35,7 +35,7 @@ from stateside.core.errors import PipelineFailed, PipelineRunning, RequestInvali
 from stateside.core.layout import POINTERS, Layout, Pointers, ViewGeneration, ViewLayout, ViewPointer
 from stateside.core.positions import Position
 from stateside.core.processes import signals
-from stateside.core.storage import Storage, size_of, try_lock, try_lock_open, unlock_open
+from stateside.core.storage import Storage, lock_within, size_of, try_lock, try_lock_open, unlock_open
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
 from stateside.pipeline import comparison, declaration, driver_lock
@@ -145,7 +145,7 @@ class _Applying:
 
     def run(self, stack: ExitStack) -> None:
         """All steps."""
-        own = stack.enter_context(alone(self._layout))
+        own = stack.enter_context(alone(self._layout, self._settings.lease_s_max))
         driver = os.open(self._layout.driver_lock, os.O_RDWR | os.O_CREAT, 0o666)  # locked later, for the JVM as well
         stack.callback(os.close, driver)
         session = self._session(own, driver, stack)
@@ -291,10 +291,13 @@ class _Applying:
 
 
 @contextmanager
-def alone(layout: Layout) -> Iterator[int]:
-    """Holds the lock of the one process that changes generations; PipelineRunning while another one does."""
+def alone(layout: Layout, wait_s: float = driver_lock.WAIT_S_MAX) -> Iterator[int]:
+    """Holds the lock of the one process that changes generations; PipelineRunning while another one does.
+
+    The JVM of a process that was killed holds it too, until the JVM has ended.
+    """
     layout.root.mkdir(parents=True, exist_ok=True)
-    handle = try_lock(layout.apply_lock)
+    handle = lock_within(layout.apply_lock, wait_s)
     if handle is None:
         raise PipelineRunning(
             f"Another process ({driver_lock.holders(layout.apply_lock)}) applies a change to this folder",
