@@ -325,6 +325,16 @@ def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(
     assert rows_of(shop.layout, "total") == shop.expected()
 
 
+def test_a_check_without_a_folder_plans_every_view(shop: Shop) -> None:
+    checked = {}
+    for name, wrong in (("right", ""), ("wrong", OTHER.replace('"type"', '"tipe"'))):
+        command = [sys.executable, "-m", "stateside", "check", shop.version(name, NEW, wrong)]
+        checked[name] = subprocess.run(command, cwd=shop.code, capture_output=True, text=True, timeout=300)
+    assert (checked["right"].returncode, checked["right"].stdout.split()) == (0, ["total", "new"])
+    assert checked["wrong"].returncode == 1 and "'types' fails" in checked["wrong"].stderr
+    assert [path.name for path in shop.code.parent.iterdir()] == ["code"], "nothing is left"
+
+
 def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_says_so(shop: Shop) -> None:
     old = shop.version("old", OLD, OTHER)
     shop.append(200)

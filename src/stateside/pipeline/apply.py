@@ -193,6 +193,8 @@ class _Applying:
         plans = {name: planner.plan(view, session) for name, view in self._app.views.items()}
         found = comparison.compare(self._app, self._layout, lambda view: plans[view.name], self._wanted.refold)
         _refuse_new(self._app, self._layout, found, self._wanted)
+        staying = comparison.part_of(self._app, [each.view for each in found if each.verdict == "continues"])
+        declaration.check_partitions(staying, self._layout, self._settings)
         self._teller.note(comparison.table(found))
         return plans, [each for each in found if self._wanted.has(each) and self._is_due(each)]
 
