@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -247,15 +248,14 @@ def serving(shop: Shop, log: Path) -> Iterator[str]:
 def check_answers(shop: Shop, client: Client) -> float:
     """No failed or mixed answer, no step back; returns the time of the first answer of the second generation."""
     assert client.failed == []
-    last, first_s = (0, 0), 0.0
+    last, first_s, rows_at = (0, 0), 0.0, cache(lambda at: {row["entity"]: row for row in shop.expected(at)})
     for time_s, answer in client.answers:
         stamp = answer["stamp"]
         position, generation = Position.parse(stamp["position"]).one(), stamp["generation"]
         assert position >= last[0] and generation >= last[1], (last, stamp)
         last, first_s = (position, generation), first_s or (time_s if generation == 2 else 0.0)
-        rows = {row["entity"]: row for row in shop.expected(position)}
         for row in answer["rows"]:
-            expected = rows[row["entity"]]
+            expected = rows_at(position)[row["entity"]]
             assert row == (expected if generation == 2 else {n: v for n, v in expected.items() if n != "orders"})
     assert last[1] == 2
     return first_s
@@ -323,6 +323,16 @@ def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(
     shop.append(10)
     shop.run_to_end(new, "total")
     assert rows_of(shop.layout, "total") == shop.expected()
+
+
+def test_a_check_without_a_folder_plans_every_view(shop: Shop) -> None:
+    checked = {}
+    for name, wrong in (("right", ""), ("wrong", OTHER.replace('"type"', '"tipe"'))):
+        command = [sys.executable, "-m", "stateside", "check", shop.version(name, NEW, wrong)]
+        checked[name] = subprocess.run(command, cwd=shop.code, capture_output=True, text=True, timeout=300)
+    assert (checked["right"].returncode, checked["right"].stdout.split()) == (0, ["total", "new"])
+    assert checked["wrong"].returncode == 1 and "'types' fails" in checked["wrong"].stderr
+    assert [path.name for path in shop.code.parent.iterdir()] == ["code"], "nothing is left"
 
 
 def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_says_so(shop: Shop) -> None:

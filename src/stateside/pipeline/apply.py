@@ -65,6 +65,7 @@ AT_FULL_SPEED: dict[str, Any] = {  # settings of a backfill
 }
 ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
 HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
+ENDING_S_MAX = 30.0  # for the end of the JVM of a process that was killed
 KEPT = 1  # generations before the current one
 _POLL_S = 0.05
 
@@ -87,7 +88,7 @@ class ChangeSelection:
 def compared(app: App, settings: RunSettings, folder: Path | None) -> list[ViewChange]:
     """The verdicts on all views (`comparison`); without a folder only whether all views can be planned.
 
-    Starts Spark only if they are not all known without it. ChangeSelection nothing except scratch files.
+    Starts Spark only if they are not all known without it. Changes nothing except scratch files.
     """
     check_app(app)
     layout = Layout(folder) if folder is not None else None
@@ -152,7 +153,7 @@ class _Applying:
 
     def run(self, stack: ExitStack) -> None:
         """All steps."""
-        own = stack.enter_context(alone(self._layout))
+        own = stack.enter_context(alone(self._layout, self._settings.lease_s_max))
         driver = os.open(self._layout.driver_lock, os.O_RDWR | os.O_CREAT, 0o666)  # locked later, for the JVM as well
         stack.callback(os.close, driver)
         session = self._session(own, driver, stack)
@@ -200,6 +201,8 @@ class _Applying:
         plans = {name: planner.plan(view, session) for name, view in self._app.views.items()}
         found = comparison.compare(self._app, self._layout, lambda view: plans[view.name], self._wanted.refold)
         _refuse_new(self._app, self._layout, found, self._wanted)
+        staying = comparison.part_of(self._app, [each.view for each in found if each.verdict == "continues"])
+        declaration.check_partitions(staying, self._layout, self._settings)
         self._teller.note(comparison.table(found))
         return plans, [each for each in found if self._wanted.has(each) and self._is_due(each)]
 
@@ -298,8 +301,11 @@ class _Applying:
 
 
 @contextmanager
-def alone(layout: Layout) -> Iterator[int]:
-    """Holds the lock of the one process that changes generations; PipelineRunning while another one does."""
+def alone(layout: Layout, wait_s: float = ENDING_S_MAX) -> Iterator[int]:
+    """Holds the lock of the one process that changes generations; PipelineRunning while another one does.
+
+    The JVM of a process that was killed holds it too, until the JVM has ended.
+    """
     layout.root.mkdir(parents=True, exist_ok=True)
     handle = hold(
         layout.apply_lock,
@@ -308,6 +314,7 @@ def alone(layout: Layout) -> Iterator[int]:
             where=str(layout.root),
             next_step="Wait for its end, or stop it: the same command goes on where it ended",
         ),
+        wait_s=wait_s,
     )
     try:
         yield handle
