@@ -142,3 +142,43 @@ def nearest(exact: Fraction) -> float:
         return exact.numerator / exact.denominator
     except OverflowError:
         return math.inf if exact > 0 else -math.inf
+
+
+small = st.integers(-(10**9), 10**9)
+FINISHED: dict[str, tuple[ViewColumn, st.SearchStrategy[Any]]] = {
+    "count": (COUNT, st.tuples(st.integers(0, 10**9))),
+    "sum": (SUM, st.tuples(st.none() | small)),
+    "sum of doubles": (DOUBLE_SUM, st.tuples(st.none() | st.floats(allow_nan=False, allow_infinity=False))),
+    "try_sum": (
+        column("try_sum", "long", "long", "boolean"),
+        st.one_of(st.tuples(small, st.just(False)), st.just((0, True))),
+    ),
+    "unscaled_sum": (column("unscaled_sum", "decimal(18,2)", "long"), st.tuples(st.none() | small)),
+    "decimal_sum": (
+        column("decimal_sum", "decimal(38,2)", "decimal(38,2)", "boolean"),
+        st.one_of(st.tuples(cents, st.just(False)), st.just((Decimal(0), True))),
+    ),
+    "min": (column("min", "string", "string"), st.tuples(st.none() | st.text(max_size=2))),
+    "max": (column("max", "double", "double"), st.tuples(st.none() | st.floats(allow_nan=False))),
+    "bit_xor": (column("bit_xor", "long", "long"), st.tuples(st.none() | longs)),
+}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+@given(st.data())
+def test_rows_of_which_only_the_values_are_left_say_the_same_together(name: str, data: st.DataObject) -> None:
+    of, row = FINISHED[name]
+    each = aggregate_of(of)
+    assert each.apart_finished is None
+    one, other = data.draw(row), data.draw(row)
+    finished = [each.partial_of(each.finish(buffers)) for buffers in (one, other)]
+    stored = [each.partial(buffers) for buffers in (one, other)]
+    assert each.total(each.merge(*finished)) == each.total(each.merge(*stored))
+    assert each.total(each.merge(finished[0], stored[1])) == each.total(each.merge(*stored)), "sealed and live"
+
+
+def test_an_average_is_not_added_up_from_averages_and_a_null_that_may_be_an_overflow_is_no_nothing() -> None:
+    for of in (AVERAGE, UNSCALED_AVERAGE, DECIMAL_AVERAGE, column("max_by", "string", "string", "long")):
+        assert aggregate_of(of).apart_finished
+    with pytest.raises(ValueOverflow, match="it had no values, or became too large"):
+        aggregate_of(TRY_SUM).partial_of(None)

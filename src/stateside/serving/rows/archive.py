@@ -37,7 +37,7 @@ from stateside.core.errors import AccessDenied, ArchiveAway, KeyInvalid, NotFres
 from stateside.core.layout import Layout, ViewLayout
 from stateside.replica.keys import KeyCodec
 from stateside.serving.access.principal import Principal
-from stateside.serving.rows.columns import Values
+from stateside.serving.rows.columns import ArrowStream, Values
 from stateside.serving.rows.shape import Shape
 from stateside.serving.stamp import Stamp
 from stateside.spark_state.types import Array, Map, Primitive, SparkType, Struct
@@ -317,24 +317,17 @@ class ArchiveTables:
         return dataset
 
 
-class SealedScan:
-    """The sealed rows of a view with computed columns, as DuckDB pulls them, again for every pass."""
+def with_computed(rows: pads.Dataset, shape: Shape) -> ArrowStream:
+    """The sealed rows of a view, with its computed columns."""
+    key = [each.name for each in shape.catalogue.key]
+    stored = [*key, *(each.name for each in shape.catalogue.columns)]
 
-    def __init__(self, rows: pads.Dataset, shape: Shape) -> None:
-        self._rows, self._shape, self.schema = rows, shape, shape.columns.schema
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.to_batches(columns=stored):
+            computed = shape.computed.arrays(batch.columns[: len(key)], batch.columns[len(key) :])
+            yield shape.columns.batch([*batch.columns, *computed], len(batch))
 
-    def __arrow_c_schema__(self) -> object:
-        return self.schema.__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        catalogue = self._shape.catalogue
-        stored = [each.name for each in [*catalogue.key]] + [each.name for each in catalogue.columns]
-        for batch in self._rows.to_batches(columns=stored):
-            key, columns = batch.columns[: len(catalogue.key)], batch.columns[len(catalogue.key) :]
-            yield self._shape.columns.batch([*key, *columns, *self._shape.computed.arrays(key, columns)], len(batch))
+    return ArrowStream.of_batches(shape.columns.schema, batches)
 
 
 def table_scope(schema: pa.Schema, where: Mapping[str, str]) -> pc.Expression | None:

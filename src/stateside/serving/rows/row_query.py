@@ -419,7 +419,7 @@ class _Scan:
         """Rows, and the last key read if more rows follow."""
         rows: list[Values] = []
         last = None
-        for looked_at, (key, values) in enumerate(self._range(b"" if after is None else after + b"\x00")):
+        for looked_at, (key, values) in enumerate(self.at.range(self.key, b"" if after is None else after + b"\x00")):
             if last is not None and (len(rows) == self.question.limit or looked_at == ROWS_LOOKED_AT_MAX):
                 return rows, last
             last = key
@@ -439,7 +439,7 @@ class _Scan:
         return [values for _, values in first[:limit]], first[limit - 1][0] if len(first) > limit else None
 
     def _all_rows(self) -> Iterator[Found]:
-        for looked_at, row in enumerate(self._range()):
+        for looked_at, row in enumerate(self.at.range(self.key)):
             if looked_at == ORDERED_ROWS_MAX:
                 raise RequestInvalid(
                     f"More than {ORDERED_ROWS_MAX:,} rows would have to be put in order",
@@ -450,13 +450,10 @@ class _Scan:
 
     def _row_of(self, key: bytes) -> Found:
         """The last row of the previous page, in the same batch."""
-        found = next(self._range(key), None)
+        found = next(self.at.range(self.key, key), None)
         if found is None or found[0] != key or not self._wanted(found[1]):
             raise CursorInvalid("The row that this cursor names is not there", next_step="Begin again, without it")
         return found
-
-    def _range(self, begin: bytes = b"") -> Iterator[Found]:
-        return self.at.range(self.key, begin)
 
     def _wanted(self, values: Values) -> bool:
         return self.at.scope.has(values) and self.question.filter.meets(values)

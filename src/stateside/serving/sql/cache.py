@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from stateside.core.errors import HistoryGone
 from stateside.replica.key_table import SHORT_KEY_BYTES_MAX
-from stateside.serving.rows.columns import ArrowColumns
+from stateside.serving.rows.columns import ArrowColumns, ArrowStream
 from stateside.serving.rows.relation import RelationSnapshot
 from stateside.serving.sql.sql_query import Ending
 from stateside.spark_state.arrow_rows import array_of
@@ -255,62 +255,28 @@ class LiveRows:
         return ((each.key, each.after) for each in extent.changed(snapshot, since.batch, self.state.batch))
 
 
-class Whole:
-    """Rows in memory, for any number of passes by DuckDB.
+def scanned(rows: LiveRows, ending: Ending, turn: threading.Lock) -> ArrowStream:
+    """Rows that DuckDB pulls from a snapshot. Valid as long as the snapshot.
 
-    DuckDB takes a table too, but through Arrow's datasets, which take 1 s to import and are no faster.
+    `turn` is a lock: one thread at a time reads the snapshot, whatever DuckDB does. Errors are noted in `ending`, since
+    DuckDB would reword them.
     """
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._table.schema
-
-    def __arrow_c_schema__(self) -> object:
-        return self._table.schema.__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self._table.__arrow_c_stream__(requested_schema)
-
-
-class SnapshotScan:
-    """Rows that DuckDB pulls from a snapshot, again for every pass. Valid as long as the snapshot.
-
-    `turn` is a lock: one thread at a time reads the snapshot, whatever DuckDB does.
-    """
-
-    def __init__(self, rows: LiveRows, ending: Ending, turn: threading.Lock) -> None:
-        self._rows, self._ending, self._turn = rows, ending, turn
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._rows.columns.schema
-
-    def __arrow_c_schema__(self) -> object:
-        return self.schema.__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return pa.RecordBatchReader.from_batches(self.schema, self._told()).__arrow_c_stream__(requested_schema)
-
-    def _told(self) -> Iterator[pa.RecordBatch]:
-        """The batches; errors are noted in `ending`, because DuckDB would reword them."""
+    def batches() -> Iterator[pa.RecordBatch]:
+        chunks = rows.chunks()
         try:
-            yield from self._batches()
+            while True:
+                ending.check()
+                with turn:
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                yield rows.batch(chunk)
         except Exception as error:
-            self._ending.end(error)
+            ending.end(error)
             raise
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        chunks = self._rows.chunks()
-        while True:
-            self._ending.check()
-            with self._turn:
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield self._rows.batch(chunk)
+    return ArrowStream.of_batches(rows.columns.schema, batches)
 
 
 def read(rows: LiveRows, kept: RelationCache, ending: Ending) -> pa.Table | None:

@@ -29,15 +29,15 @@ import duckdb
 import pyarrow as pa
 
 from stateside.core.errors import AccessDenied, SqlInvalid, SqlTooLarge, StatesideError
-from stateside.core.layout import Layout
 from stateside.replica.store import Snapshot
 from stateside.serving.access.principal import Principal
-from stateside.serving.rows.archive import ArchiveTables, SealedScan, table_scope
+from stateside.serving.rows.archive import ArchiveTables, table_scope, with_computed
+from stateside.serving.rows.columns import ArrowStream
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.relation import Relation, not_whole
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders
-from stateside.serving.sql.cache import LiveRows, RelationCache, SnapshotScan, Whole, read
+from stateside.serving.sql.cache import LiveRows, RelationCache, read, scanned
 from stateside.serving.sql.relations import Relations, SqlRelation, WindowBorder, window_borders
 from stateside.serving.sql.sql_query import Ending, Parameters
 from stateside.serving.sql.statement import Statement, checked
@@ -96,9 +96,8 @@ RESULT_BATCH_ROWS = 8_192
 
 @dataclass(frozen=True, slots=True)
 class SqlFolder:
-    """A folder as statements read it: layout, relations, archive tables and cache."""
+    """A folder as statements read it: relations, archive tables and cache."""
 
-    layout: Layout
     relations: Relations
     archive: ArchiveTables
     kept: RelationCache
@@ -123,7 +122,7 @@ class Execution:
         self._folder, self._holder, self._text, self._parameters = folder, holder, text, parameters
         self._statement: Statement | None = None
         self._relations: list[SqlRelation] = []
-        self._snapshots, self._turn = ExitStack(), threading.Lock()
+        self._snapshots, self._turn, self._scans = ExitStack(), threading.Lock(), False
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._result: pa.RecordBatchReader | None = None
 
@@ -145,7 +144,7 @@ class Execution:
         self.stamps = list(map(floor.positions.stamp, stamps))  # as shown to the principal
         named = [relation for relation in self._relations if relation.source != "archive"]
         live = {relation: self._live(relation, views[relation.view]) for relation in named}
-        if not any(isinstance(source, SnapshotScan) for source in live.values()):
+        if not self._scans:
             self._snapshots.close()
         for relation in self._relations:
             sources: list[Any] = [live[relation]] if relation in live else []
@@ -184,14 +183,17 @@ class Execution:
         sources = {relation.source for relation in self._relations if relation.view == view}
         return sources.pop() if len(sources) == 1 else "both"
 
-    def _live(self, relation: SqlRelation, view: HeldView) -> Whole | SnapshotScan:
+    def _live(self, relation: SqlRelation, view: HeldView) -> ArrowStream:
         at = Relation.of(view.reader, self._holder, relation.by).at(view.snapshot, view.stamp)
         if relation.by is not None and view.stamp.share is not None:
             raise not_whole(view.stamp)
         at.check_held(at.scope.narrowed([]), scattered=False)
         rows = LiveRows(relation.view if relation.is_all else relation.name, at)
         table = read(rows, self._folder.kept, self.ending)
-        return SnapshotScan(rows, self.ending, self._turn) if table is None else Whole(table)
+        if table is not None:
+            return ArrowStream(table.schema, lambda: table)
+        self._scans = True
+        return scanned(rows, self.ending, self._turn)
 
     def _sealed(self, relation: SqlRelation, view: HeldView) -> list[Any]:
         """The rows of a table that count, as DuckDB takes them; none while the table of a whole view does not exist."""
@@ -207,7 +209,7 @@ class Execution:
             schema = archive.schema(relation.table, view.reader.layout)
             predicate = table_scope(schema, self._holder.rows_of(relation.view, schema.names))
         rows = archive.rows(relation.table, view.reader.layout, catalogue.application, view.stamp, predicate)
-        return [SealedScan(rows, view.reader.shape) if relation.is_all and catalogue.computed else rows]
+        return [with_computed(rows, view.reader.shape) if relation.is_all and catalogue.computed else rows]
 
     def _registered(self, relation: SqlRelation, sources: Sequence[Any]) -> None:
         assert self._engine is not None

@@ -49,7 +49,7 @@ class SqlRunner:
         at_once: int = STATEMENTS_MAX,
     ) -> None:
         archive = ArchiveTables(layout, gated)
-        self.folder = SqlFolder(layout, Relations(layout, archive), archive, kept or RelationCache())
+        self.folder = SqlFolder(Relations(layout, archive), archive, kept or RelationCache())
         self._at_once, self._running = at_once, 0
         self._threads = ThreadPoolExecutor(at_once, "sql")
 
