@@ -48,6 +48,7 @@ _NO_SPARK_YET = (
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
+Late = Literal["count", "dead_letters", "corrections"]  # what becomes of late events, unless a sink takes them
 Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
 
 
@@ -71,6 +72,7 @@ class View:
     archive: str | None = None
     rollups: tuple[tuple[str, ...], ...] = ()
     computed: tuple[Computed, ...] = ()
+    late: Late | SinkFactory = "count"
 
     def query(self, events: DataFrame, layout: Layout) -> DataFrame:
         """Apply the function to the events, with the layout for a second parameter."""
@@ -107,12 +109,17 @@ class App:
         rows: Rows = "closed",
         guarantee: Guarantee = "exactly-once",
         archive: str | None = None,
+        late: Late | SinkFactory = "count",
     ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a view, by default under its own name.
 
         `key` has the grouping columns in the order that readers ask by. With a `sink` the view's rows go there as well:
         `closed` rows, once the watermark has passed them and they leave the state, or `changed` rows, batch by batch.
         With an `archive` closed rows go, once, to the Delta table of this name, with the batch that closed them.
+
+        `late` events, whose row the watermark has closed before, are not in the view. They are counted; or become dead
+        letters; or their aggregates, a row for each key and batch, go to a sink, or with `corrections` to the table
+        ARCHIVE_corrections: each once, like the rows of the view's own sink.
 
         Each of the `rollups` has some of the key's columns, in the order that readers ask by: the view's rows are added
         up by these columns, exactly in every snapshot; [] is the total of all rows. Rollups have the counts, sums and
@@ -129,7 +136,9 @@ class App:
         def declare(function: Declared) -> Declared:
             called = name or function.__name__
             coarser, made = declared_rollups(called, key, rollups), declared_computed(called, key, computed)
-            self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser, made))
+            self._add(
+                View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, coarser, made, late)
+            )
             return function
 
         return declare
@@ -176,11 +185,17 @@ class App:
         for what, given, choices in (
             ("rows", view.rows, get_args(Rows)),
             ("guarantee", view.guarantee, get_args(Guarantee)),
+            *([] if callable(view.late) else [("late", view.late, get_args(Late))]),
         ):
             if given not in choices:
                 raise ViewInvalid(
                     f"The view {view.name!r} has {what}={given!r}", next_step=f"Choose one of {', '.join(choices)}"
                 )
+        if view.late == "corrections" and view.archive is None:
+            raise ViewInvalid(
+                f"The view {view.name!r} has late='corrections', but no archive that they would correct",
+                next_step="Name one with archive=…, or give late= a sink",
+            )
         if view.archive is not None and view.sink is not None:
             raise ViewInvalid(
                 f"The view {view.name!r} has both an archive and a sink", next_step="Give it one, and a second view"

@@ -76,10 +76,10 @@ from stateside.billing.model import CLOCK
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
 from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
-from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
+from stateside.core.errors import ArchiveInvalid, JournalAway, ViewInvalid
 from stateside.journal import Log, open_journal
 from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step
-from stateside.spark_state import Checkpoint, Plan
+from stateside.spark_state import Checkpoint
 
 PIECE_EVENTS_MAX: Final = 200_000  # read and rated at a time: bounds memory to about 100 MiB
 
@@ -96,14 +96,9 @@ class Planned:
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch: int) -> Planned:
         """The plan of a batch, written before the batch runs. CheckpointGap if the plan of the batch before is gone."""
-        before = _plan(checkpoint, batch - 1) if batch else None
-        plan = _plan(checkpoint, batch)
-        return cls(
-            start=before.position.one() if before else 0,
-            stop=plan.position.one(),
-            watermark_before_us=before.watermark_us if before else 0,
-            watermark_us=plan.watermark_us,
-        )
+        found = checkpoint.range_of(batch)
+        start = found.start.one() if batch else 0
+        return cls(start, found.stop.one(), found.watermark_before_us, found.watermark_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +192,6 @@ def _ends_us(events: pa.Table, book: Book) -> Longs:
     for (plan,), rows in groups(events, "plan"):
         ends_us[rows] = book.plans[plan].cycle.ends(times_us[rows])
     return ends_us
-
-
-def _plan(checkpoint: Checkpoint, batch: int) -> Plan:
-    try:
-        return checkpoint.plan(batch)
-    except FileNotFoundError:
-        raise CheckpointGap(
-            f"The plan of batch {batch} is gone, which says what is late in the batch after it",
-            where=checkpoint.storage.path(f"offsets/{batch}"),
-            next_step="Restore the file from a copy: nothing of the batch was stored",
-        ) from None
 
 
 JOURNAL: Final = "journal"  # counter with the number of the journal that filled the table
