@@ -25,7 +25,7 @@ from stateside.billing.answers.trend import Paces, PeriodTrend, label_before
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.plan_file import load_plans, plan_file
-from stateside.billing.model import APPLICATION, VIEW
+from stateside.billing.model import APPLICATION, VIEW, lateness_in_force
 from stateside.core import Layout, Storage
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown
 from stateside.journal import open_journal
@@ -128,7 +128,7 @@ class Api:
     async def course(self, request: Request) -> Response:
         """The days of a period of the customer's bill."""
         customer, archived, period, found = await self._behind(request)
-        days = PeriodTrend.of(period, found, self._plans, archived.stamp.watermark_us)
+        days = PeriodTrend.of(period, found, self._plans, archived.stamp.watermark_us, lateness_in_force(self._layout))
         return _marked(archived, {"customer": customer, **days.as_dict()})
 
     async def invoices(self, request: Request) -> Response:

@@ -42,7 +42,7 @@ from stateside.billing.answers.explain import Behind
 from stateside.billing.answers.hours import HOURS_PER_DAY, Hour, Hours, hour_numbers
 from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.calendar import Cycle, Period
-from stateside.billing.model import GRACE_US
+from stateside.billing.model import GRACE_US, lateness_in_force
 from stateside.billing.money import checked, round_micros
 from stateside.billing.plans.file import PlanVersion
 from stateside.core import Layout, processes
@@ -66,10 +66,17 @@ class PeriodTrend:
     forecast_micros: int | None
 
     @classmethod
-    def of(cls, period: BillPeriod, behind: Sequence[Behind], plans: PublishedPlans, watermark_us: int) -> PeriodTrend:
-        """The course of a bill's period with these events, as of this watermark."""
+    def of(
+        cls,
+        period: BillPeriod,
+        behind: Sequence[Behind],
+        plans: PublishedPlans,
+        watermark_us: int,
+        allowed_us: int = GRACE_US,
+    ) -> PeriodTrend:
+        """The course of a bill's period with these events, as of this watermark and its allowed lateness."""
         zone = plans.get(period.lines[0].plan).cycle.time_zone
-        now_us = _now_us(period, behind, watermark_us)
+        now_us = _now_us(period, behind, watermark_us + allowed_us)
         added: dict[date, list[int]] = defaultdict(lambda: [0, 0])
         for event in behind:
             day = added[_day(event.time_us, zone)]
@@ -97,13 +104,13 @@ class PeriodTrend:
         }
 
 
-def _now_us(period: BillPeriod, behind: Sequence[Behind], watermark_us: int) -> int:
-    """The time of the job's clock, within the period: the watermark lags the newest event by the grace period."""
+def _now_us(period: BillPeriod, behind: Sequence[Behind], seen_us: int) -> int:
+    """The time of the job's clock, within the period; `seen_us` is the time of the newest event by the watermark."""
     start_us, end_us = period.period.start_us, period.period.end_us
     if period.state != "draft":
         return end_us
     newest_us = max((event.time_us for event in behind), default=start_us)
-    return min(end_us, max(start_us + 1, newest_us, watermark_us + GRACE_US))
+    return min(end_us, max(start_us + 1, newest_us, seen_us))
 
 
 def _forecast_micros(period: BillPeriod, plans: PublishedPlans, now_us: int) -> int | None:
@@ -142,12 +149,17 @@ def label_before(label: str, cycles: Mapping[str, Cycle]) -> str | None:
 
 
 def pace(
-    totals: Totals, before: Totals, found: Hours, plans: Mapping[str, PlanVersion], watermark_us: int
+    totals: Totals,
+    before: Totals,
+    found: Hours,
+    plans: Mapping[str, PlanVersion],
+    watermark_us: int,
+    allowed_us: int = GRACE_US,
 ) -> dict[str, Any]:
     """The pace as the API shows it, by currency. `found` has the hours of both periods, from the totals' events."""
     cycles = {name: plan.cycle for name, plan in plans.items()}
     ends, ends_before = (Ends.of(one["period"], cycles) for one in (totals, before))
-    now_us = max(found.newest_us, watermark_us + GRACE_US)
+    now_us = max(found.newest_us, watermark_us + allowed_us)
     passed = {plan: _passed(cycles[plan], end_us, now_us) for plan, end_us in ends.by_plan.items()}
     currencies = sorted({one["currency"] for one in totals["currencies"]})
     shown = []
@@ -314,7 +326,7 @@ class Paces:
         began_s = time.monotonic()
         async with self._one:
             found = await self._hours(stamp, totals["period"], before["period"])
-        document = pace(totals, before, found, plans, stamp.watermark_us)
+        document = pace(totals, before, found, plans, stamp.watermark_us, lateness_in_force(self._layout))
         now_s = time.monotonic()
         return CachedPace(stamp, (totals, before), document, now_s, now_s - began_s)
 

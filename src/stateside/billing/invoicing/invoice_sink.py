@@ -72,7 +72,7 @@ from stateside.billing.invoicing.frontier import Frontier
 from stateside.billing.invoicing.notes import BEFORE, LATE, Corrections, corrections
 from stateside.billing.invoicing.plan_file import extend_plans
 from stateside.billing.invoicing.repeats import ID_CONFLICT, REPEATED, Repeats
-from stateside.billing.model import CLOCK
+from stateside.billing.model import CLOCK, LATENESS_NOTE, lateness_file, lateness_in_force
 from stateside.billing.rating.rating import events_of, events_table, joined, rate
 from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
@@ -231,6 +231,7 @@ class BillingSink:
         tables = documents_table(context.layout), dead_letters_table(context.layout)
         sink = cls(places, journal, keeper, checkpoint, reports_of(places), *tables, on_step, guarded)
         sink._begin()
+        LATENESS_NOTE.write(lateness_file(context.layout), lateness_in_force(context.layout))
         return sink
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:
