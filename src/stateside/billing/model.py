@@ -6,16 +6,20 @@
 | `assign` | customer | plan, effective_us, holder | the plan rates the customer from `effective_us` on |
 | `plan` | plan | a version of the plan | the version rates usage from its effective time on |
 | `clock` | `clock` | | the current time: moves the watermark and nothing else |
+| `lateness` | `lateness` | quantity | allowed lateness in microseconds; counts as the journal's first event only |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from stateside.billing.money import minor_digits
-from stateside.core.errors import EventRefused
-from stateside.journal import Event
+from stateside.core import JsonFile, Layout
+from stateside.core.errors import EventRefused, SettingInvalid
+from stateside.journal import Event, Log, open_journal
+from stateside.journal.columns import decode
 
 APPLICATION: Final = "billing"
 VIEW: Final = "bill"  # the one view, with all running bills
@@ -23,6 +27,7 @@ VIEW: Final = "bill"  # the one view, with all running bills
 PLAN: Final = "plan"
 ASSIGN: Final = "assign"
 CLOCK: Final = "clock"
+LATENESS: Final = "lateness"
 
 USAGE_TYPES: Final[Mapping[str, str]] = {  # with their units
     "call": "seconds",
@@ -36,9 +41,8 @@ NAMED_TYPES: Final = ("package", "fee")  # usage with a name: its type on the bi
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
-GRACE_US: Final = (
-    3 * DAY_US
-)  # allowed lateness, the watermark's delay: an event may arrive so long after its period's end
+GRACE_US: Final = 3 * DAY_US  # allowed lateness by default: an event may arrive so long after its period's end
+LATENESS_US_MAX: Final = 366 * DAY_US
 FUTURE_US_MAX: Final = HOUR_US  # how far an event's time may lie beyond its append time
 
 QUANTITY_MAX: Final[Mapping[str, int]] = {  # of one event; an event with more becomes a dead letter
@@ -101,6 +105,51 @@ def assignment(
 def clock_tick(time_us: int, id: str) -> Event:
     """The current time as an event: periods close even when no customer uses anything."""
     return Event(id, CLOCK, CLOCK, time_us, {})
+
+
+def lateness(allowed_us: int, time_us: int) -> Event:
+    """Sets the allowed lateness; EventRefused for an impossible one. In effect as the journal's first event only."""
+    if not _whole(allowed_us) or not 0 <= allowed_us <= LATENESS_US_MAX:
+        raise EventRefused(f"An allowed lateness of {allowed_us!r} us is not from 0 to {LATENESS_US_MAX}")
+    return Event(LATENESS, LATENESS, LATENESS, time_us, {"quantity": allowed_us})
+
+
+def lateness_set(journal: Log) -> int | None:
+    """The allowed lateness by the journal's first event; None if the first event is another, or was dropped."""
+    for first, batch in journal.batches(0, 1) if journal.end().one() and not journal.begin().one() else ():
+        event = next(decode(batch.slice(0, 1)))
+        allowed_us = event.payload.get("quantity")
+        if (first, event.type) == (0, LATENESS) and _whole(allowed_us) and 0 <= allowed_us <= LATENESS_US_MAX:
+            return int(allowed_us)
+    return None
+
+
+LATENESS_NOTE: Final[JsonFile[int]] = JsonFile(  # of the view `bill`, since its first start
+    "The allowed lateness",
+    lambda document: int(document["allowed_us"]),
+    lambda allowed_us: {"allowed_us": allowed_us},
+)
+
+
+def lateness_file(layout: Layout) -> Path:
+    return layout.view(VIEW).root / "lateness.json"
+
+
+def lateness_in_force(layout: Layout) -> int:
+    """The allowed lateness of a folder's bills. SettingInvalid if the journal says other than the view started with."""
+    noted, said = LATENESS_NOTE.read(lateness_file(layout)), lateness_set(open_journal(layout.journal).log())
+    if noted is not None and said not in (None, noted):
+        assert said is not None
+        raise SettingInvalid(
+            f"The journal sets an allowed lateness of {days(said)}, and the bills here were begun with {days(noted)}",
+            where=str(lateness_file(layout)),
+            next_step="It cannot be changed in a folder whose view has started: begin in a new one",
+        )
+    return next(each for each in (noted, said, GRACE_US) if each is not None)
+
+
+def days(duration_us: int) -> str:
+    return f"{duration_us / DAY_US:g} day{'' if duration_us == DAY_US else 's'}"
 
 
 def bill_type(type: str, name: str | None) -> str:

@@ -272,6 +272,25 @@ def totals(period: str, as_json: bool, url: Sequence[str], min_position: str | N
     _show(answer, as_json, totals_text(answer))
 
 
+@billing.command(name="lateness")
+@click.argument("allowed_days", metavar="[DAYS]", type=click.FloatRange(0, 366), required=False)
+@click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder.")
+def set_allowed_lateness(allowed_days: float | None, folder: Path) -> None:
+    """Set the allowed lateness to DAYS, in a new folder; without DAYS, show it.
+
+    An event counts in its period if it comes up to so long after the period's end; later events become notes. The
+    journal's first event sets it, before the first run; without one it is 3 days.
+    """
+    from stateside.billing.model import DAY_US, days, lateness_in_force
+    from stateside.billing.operations.publication import set_lateness
+    from stateside.core.layout import Layout
+
+    layout = Layout(folder)
+    if allowed_days is not None:
+        set_lateness(layout, round(allowed_days * DAY_US))
+    click.echo(days(lateness_in_force(layout)))
+
+
 @billing.group()
 def plan() -> None:
     """Publish versions of price plans, and list them."""

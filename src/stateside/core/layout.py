@@ -79,6 +79,9 @@ POINTER: JsonFile[str] = JsonFile(
 DEAD_LETTERS: JsonFile[int] = JsonFile(
     "The number of dead letters", lambda document: int(document["count"]), lambda count: {"count": count}
 )
+LATE_ROWS: JsonFile[int] = JsonFile(
+    "The number of late rows", lambda document: int(document["count"]), lambda count: {"count": count}, durable=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,11 @@ class ViewLayout:
     def dead_letters(self) -> Path:
         """The file with the number of the view's dead letters."""
         return self.root / "dead_letters.json"
+
+    @property
+    def late_rows(self) -> Path:
+        """The file with the number of rows that the view dropped as late."""
+        return self.root / "late_rows.json"
 
     @property
     def replica(self) -> Path:

@@ -49,6 +49,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
 Backfill = Literal["refuse", "deliver"]  # what a sink without a key does when its view is folded again
+Late = Literal["count", "dead_letters", "corrections"]  # what becomes of late events, unless a sink takes them
 Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
 
 
@@ -73,6 +74,7 @@ class View:
     rollups: tuple[tuple[str, ...], ...] = ()
     computed: tuple[Computed, ...] = ()
     backfill: Backfill = "refuse"
+    late: Late | SinkFactory = "count"
 
     def query(self, events: DataFrame, layout: Layout) -> DataFrame:
         """Apply the function to the events, with the layout for a second parameter."""
@@ -111,6 +113,7 @@ class App:
         guarantee: Guarantee = "exactly-once",
         archive: str | None = None,
         backfill: Backfill = "refuse",
+        late: Late | SinkFactory = "count",
     ) -> Callable[[Declared], Declared]:
         """Declare the decorated function as a view, by default under its own name.
 
@@ -120,6 +123,10 @@ class App:
         When a changed view is folded again (docs/change.md), its archive gets a new table, and a sink with a key gets
         no row twice. A sink without a key would get all rows again: the change is refused, unless `backfill` is
         "deliver".
+
+        `late` events, whose row the watermark has closed before, are not in the view. They are counted; or become dead
+        letters; or their aggregates, a row for each key and batch, go to a sink, or with `corrections` to the table
+        ARCHIVE_corrections: each once, like the rows of the view's own sink.
 
         Each of the `rollups` has some of the key's columns, in the order that readers ask by: the view's rows are added
         up by these columns, exactly in every snapshot; [] is the total of all rows. Rollups have the counts, sums and
@@ -136,7 +143,7 @@ class App:
         def declare(function: Declared) -> Declared:
             called = name or function.__name__
             coarser, made = declared_rollups(called, key, rollups), declared_computed(called, key, computed)
-            kept = (coarser, made, backfill)
+            kept = (coarser, made, backfill, late)
             self._add(View(called, function, tuple(key), source, state, sink, rows, guarantee, archive, *kept))
             return function
 
@@ -186,11 +193,17 @@ class App:
             ("rows", view.rows, get_args(Rows)),
             ("guarantee", view.guarantee, get_args(Guarantee)),
             ("backfill", view.backfill, get_args(Backfill)),
+            *([] if callable(view.late) else [("late", view.late, get_args(Late))]),
         ):
             if given not in choices:
                 raise ViewInvalid(
                     f"The view {view.name!r} has {what}={given!r}", next_step=f"Choose one of {', '.join(choices)}"
                 )
+        if view.late == "corrections" and view.archive is None:
+            raise ViewInvalid(
+                f"The view {view.name!r} has late='corrections', but no archive that they would correct",
+                next_step="Name one with archive=…, or give late= a sink",
+            )
         if view.archive is not None and view.sink is not None:
             raise ViewInvalid(
                 f"The view {view.name!r} has both an archive and a sink", next_step="Give it one, and a second view"

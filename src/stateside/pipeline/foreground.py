@@ -54,7 +54,7 @@ from stateside.journal import Event, open_journal
 from stateside.leadership import ApplicationLease, Candidate, Leadership, check_folder
 from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
-from stateside.pipeline.progress import events_left
+from stateside.pipeline.progress import events_left, rows_too_late
 from stateside.pipeline.runner import Runner, check_app
 from stateside.pipeline.session import has_ended, start_session, stop_session
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file
@@ -471,7 +471,7 @@ def summary(progress: dict[str, Any]) -> dict[str, Any]:
         "duration_ms": progress["durationMs"].get("triggerExecution", 0),
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "state_rows": _all_rows(operators),
-        "late": sum(operator.get("numRowsDroppedByWatermark", 0) for operator in operators),
+        "late": rows_too_late(progress),
         "dead_letters": progress.get("deadLetters", 0),
         **({"pace": progress["pace"]} if "pace" in progress else {}),
     }

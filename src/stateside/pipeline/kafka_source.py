@@ -96,7 +96,9 @@ class KafkaEvents:
             "includeHeaders": "true",
         }
         options = defaults | with_secrets(self.options) | fixed
-        messages = session.readStream.format("kafka").options(**options).load()
+        from stateside.pipeline.sources import kafka_messages
+
+        messages = kafka_messages(session, options, reading)
         fields = self.fields or reading.fields
         if not self.dead_letters or reading.refused is None:
             return self._selected(parse_events(messages, fields))

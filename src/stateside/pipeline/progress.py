@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stateside.core.json_file import JsonFile
-from stateside.core.layout import ViewLayout
+from stateside.core.layout import LATE_ROWS, ViewLayout
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -222,11 +222,16 @@ class Observation:
         interval_ms: int,
         dead_letters: Callable[[int], int] = lambda batch: 0,
         pace: Pace | None = None,
+        late_rows: Path | None = None,
     ) -> None:
-        """`dead_letters` is called with each finished batch, and stores and counts its new dead letters."""
+        """`dead_letters` is called with each finished batch, and stores and counts its new dead letters.
+
+        `late_rows` is the file that counts the rows dropped by the watermark.
+        """
         self._progress = progress
         self._dead_letters = dead_letters
         self.pace = pace or Pace()
+        self._late_rows = late_rows
         self._interval_us = interval_ms * 1_000
         self._query: StreamingQuery | None = None
         self._quiet_looks: deque[int] = deque()  # consecutive observations of a waiting query
@@ -254,6 +259,7 @@ class Observation:
             progress["deadLetters"] = self._dead_letters(int(progress["batchId"]))
             self.pace.follow(progress)
             self._progress.append(progress)
+            self._count_late(rows_too_late(progress))
             self.batch, self.in_this_run = int(progress["batchId"]), True
             self.caught_up_us = caught_up_us(progress)
         self.waiting = waiting
@@ -264,6 +270,10 @@ class Observation:
         if waiting:
             self._quiet_looks.append(time_us)
         return finished
+
+    def _count_late(self, rows: int) -> None:
+        if rows and self._late_rows is not None:
+            LATE_ROWS.write(self._late_rows, (LATE_ROWS.read_if_valid(self._late_rows) or 0) + rows)
 
     def asked_since(self, time_us: int) -> int | None:
         """A time since which Spark has polled the source again and found nothing new; None if unknown.
@@ -289,6 +299,11 @@ def caught_up_us(progress: Mapping[str, Any]) -> int | None:
     if not known or any(latest is None or end != latest for end, latest in ends):
         return None
     return round(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1_000_000)
+
+
+def rows_too_late(progress: Mapping[str, Any]) -> int:
+    """The rows that a batch dropped as late. Rows are counted after partial sums: one may stand for several events."""
+    return sum(operator.get("numRowsDroppedByWatermark", 0) for operator in progress.get("stateOperators", ()))
 
 
 def events_left(progress: Mapping[str, Any]) -> int | None:

@@ -41,6 +41,7 @@ class Reading:
     fields: str = ""
     events_per_batch_max: int = EVENTS_PER_BATCH_MAX
     stop_at: Position | None = None
+    part: tuple[Position, Position] | None = None  # read only this part again, as a batch
     pause_file: Path | None = None
     pause_ms: int = 0  # between the commit of a batch and the plan of the next
     limit_file: Path | None = None  # the events of the next batch (`progress.Pace`)
@@ -73,7 +74,8 @@ class JournalEvents:
 
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The events with their envelope's columns, then the payload's fields."""
-        return session.readStream.format(JOURNAL_FORMAT).options(**self.options(reading)).load()
+        reader = session.readStream if reading.part is None else session.read
+        return reader.format(JOURNAL_FORMAT).options(**self.options(reading)).load()
 
     def options(self, reading: Reading) -> dict[str, str]:
         """The options of the Spark source. SettingInvalid if the journal is not on files."""
@@ -89,7 +91,8 @@ class JournalEvents:
             "types": json.dumps(self.types) if self.types else None,
             "tags": json.dumps(self.tags) if self.tags else None,
             "columns": ", ".join(self.columns),
-            "start": self.start,
+            "start": self.start if reading.part is None else reading.part[0],
+            "end": None if reading.part is None else reading.part[1],
             "refused": reading.refused if self.dead_letters else None,
             "futureUsMax": reading.future_us_max,
             "times": json.dumps(reading.times) if reading.times else None,
@@ -135,7 +138,7 @@ class KafkaTopic:
         }
         fixed = {"kafka.bootstrap.servers": self.servers, "subscribe": self.topic}
         options = defaults | with_secrets(self.options) | fixed
-        messages = session.readStream.format("kafka").options(**options).load()
+        messages = kafka_messages(session, options, reading)
         if not self.dead_letters or reading.refused is None:
             return parse_messages(messages, self.fields)
         from stateside.pipeline.dead_letters import Validator
@@ -155,6 +158,28 @@ class KafkaTopic:
         )
         given = [*_MESSAGE, "key", "value", _MALFORMED]
         return validated(judged, given, self.fields, validator, self.topic, body="value", time=self.time or "timestamp")
+
+
+def kafka_messages(session: SparkSession, options: Mapping[str, str], reading: Reading) -> DataFrame:
+    """The rows of Spark's Kafka connector, as a stream or, with a `part` to read, as a batch."""
+    if reading.part is None:
+        return session.readStream.format("kafka").options(**options).load()
+    bounds = {"startingOffsets": reading.part[0], "endingOffsets": reading.part[1]}
+    ranges = {name: json.dumps(_kafka_offsets(position, reading.part[1])) for name, position in bounds.items()}
+    return session.read.format("kafka").options(**{**options, **ranges}).load()
+
+
+def _kafka_offsets(position: Position, end: Position) -> dict[str, dict[str, int]]:
+    """A position with all partitions of `end`, in the connector's form."""
+    found: dict[str, dict[str, int]] = {}
+    known = position.as_dict()
+    for name, _ in end.parts:
+        topic, _, number = name.rpartition("-")
+        found.setdefault(topic, {})[number] = known.get(name, _EARLIEST)
+    return found
+
+
+_EARLIEST = -2  # Kafka's offset of a partition that did not exist before
 
 
 _NO_TEXT = "not coalesce(is_valid_utf8(key), true) or not coalesce(is_valid_utf8(value), true)"

@@ -19,7 +19,7 @@ from stateside.pipeline.progress import NEXT_BATCH, pace_file
 from stateside.pipeline.session import has_ended
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import JournalEvents, Reading
-from stateside.pipeline.watermarks import times_to_check
+from stateside.pipeline.watermarks import LateSweep, late_column, times_to_check
 from stateside.views.catalogue import Catalogue
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class PlannedView:
     frame: DataFrame
     catalogue: Catalogue | None
     text: str
+    late: LateSweep | None = None  # of a view that does more with late events than count them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,12 @@ class Planner:
             frame = view.query(events, self.layout)
         derive = derive_state_catalogue if view.state else derive_catalogue
         catalogue = derive(self.app.name, view, frame) if view.key else None
-        return PlannedView(frame, catalogue, declaration.plan_text(frame, source))
+        late = None if view.late == "count" else self._late_sweep(view, frame, replace(reading, times=times))
+        return PlannedView(frame, catalogue, declaration.plan_text(frame, source), late)
+
+    def _late_sweep(self, view: View, frame: DataFrame, reading: Reading) -> LateSweep:
+        column = late_column(view.name, frame)
+        return LateSweep(view, self.app.source_of(view), reading, self.layout, column)
 
     def _reading(self, view: View) -> Reading:
         file = pace_file(self.layout.view(view.name)) if self.settings.batch_target_ms else None

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -54,6 +55,7 @@ from stateside.pipeline.sinks.delta import archive_sink
 from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, with_guarantee
 from stateside.pipeline.sources import JournalEvents
 from stateside.pipeline.view_plan import PlannedView, Planner
+from stateside.pipeline.watermarks import rows_dropped
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
@@ -187,10 +189,19 @@ class BatchDelivery:
     """
 
     def __init__(
-        self, sink: Sink, checkpoint: Checkpoint, hold_s_max: float, may_write: Callable[[], None] = always
+        self,
+        sink: Sink | None,
+        checkpoint: Checkpoint,
+        hold_s_max: float,
+        may_write: Callable[[], None] = always,
+        late: Callable[[BatchId], None] | None = None,
     ) -> None:
-        """`may_write` is called before each attempt, and raises LeadershipLost if this process no longer leads."""
+        """`may_write` is called before each attempt, and raises LeadershipLost if this process no longer leads.
+
+        `late` delivers the batch's late events.
+        """
         self._sink = sink
+        self._late = late
         self._checkpoint = checkpoint
         self._hold_s_max = hold_s_max
         self._may_write = may_write
@@ -213,12 +224,14 @@ class BatchDelivery:
         self._stopping.set()
 
     def _deliver(self, rows: DataFrame, batch: BatchId) -> None:
-        table = rows.toArrow()
+        table = _computed(rows, self._sink)
         pause_s, deadline = PAUSE_S_MIN, time.monotonic() + self._hold_s_max
         while True:
             try:
                 self._may_write()
-                return self._sink.write(table, batch)
+                if self._sink is not None and table is not None:
+                    self._sink.write(table, batch)
+                return None if self._late is None else self._late(batch)
             except _AWAY as error:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
@@ -247,6 +260,14 @@ class BatchDelivery:
         if why != self.holding:
             log.warning("batch %d is held: %s", batch.batch, why)
         self.holding = why
+
+
+def _computed(rows: DataFrame, sink: Sink | None) -> pa.Table | None:
+    """The rows for the sink; without a sink they are computed, which brings the state forward, and not fetched."""
+    if sink is not None:
+        return rows.toArrow()
+    rows.write.format("noop").mode("append").save()
+    return None
 
 
 _END_POLL_S = 0.02
@@ -288,6 +309,7 @@ class ViewQuery:
             self._settings.batch_interval_ms,
             self._dead_letters.collect,
             Pace.of(settings, pace_file(self.places), read_progress(self.places.progress)),
+            self.places.late_rows,
         )
         self._verified = view.key is None
         self._failed: str | None = None
@@ -303,7 +325,7 @@ class ViewQuery:
                 self.view.name,
                 ", ".join(lacking),
             )
-        sink = self._open_sink(frame)
+        sink, late = self._open_sink(frame), self._open_late(plan)
         self._dead_letters.begin()
         self._seen.pace.begin()
         bring_home(self.places.checkpoint)
@@ -312,13 +334,14 @@ class ViewQuery:
             writer = writer.trigger(availableNow=True)  # ends by itself, at the source's end as of now
         elif self._settings.batch_interval_ms:
             writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
-        if sink is None:
+        if sink is None and late is None:
             sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for sessions
             writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
             may_write = always if self._leadership is None else self._leadership.check
-            self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write)
-            writer = writer.outputMode(_OUTPUT_MODES[self.view.rows]).foreachBatch(self._delivery)
+            self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write, late)
+            mode = "update" if sink is None else _OUTPUT_MODES[self.view.rows]
+            writer = writer.outputMode(mode).foreachBatch(self._delivery)
         try:
             self._query = writer.start()
             self._query_id = self._query_id or str(self._query.id)
@@ -478,6 +501,28 @@ class ViewQuery:
             return None
         schema = to_arrow_schema(frame.schema, timezone="UTC")
         return with_guarantee(factory(SinkContext(self._layout, view.name, schema)), view.guarantee, self.places)
+
+    def _open_late(self, plan: PlannedView) -> Callable[[BatchId], None] | None:
+        """The delivery of a batch's late events; None for a view that only counts them."""
+        sweep, view = plan.late, self.view
+        if sweep is None:
+            return None
+        sweep.check(self._session)
+        factory = archive_sink(f"{view.archive}_corrections") if view.late == "corrections" else view.late
+        schema = to_arrow_schema(plan.frame.schema, timezone="UTC")
+        sink = factory(SinkContext(self._layout, view.name, schema)) if callable(factory) else None
+
+        def deliver(batch: BatchId) -> None:
+            query = self._query
+            if batch.batch == 0 or (query is not None and not rows_dropped(query)):
+                return
+            found = self._checkpoint.range_of(batch.batch)
+            if sink is None:
+                sweep.write_letters(self._session, found)
+            elif (rows := sweep.rows(self._session, found)).num_rows:
+                sink.write(rows, batch)
+
+        return deliver
 
     def _failure(self) -> Failure | None:
         """Why the query has ended; None while it runs."""

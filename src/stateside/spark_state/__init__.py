@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from stateside.core.extras import lazy
 
 if TYPE_CHECKING:
-    from stateside.spark_state.batch_log import Checkpoint, Plan
+    from stateside.spark_state.batch_log import BatchRange, Checkpoint
 else:
     __getattr__ = lazy(
         __name__,
         {
-            "stateside.spark_state.batch_log": ["Checkpoint", "Plan"],
+            "stateside.spark_state.batch_log": ["BatchRange", "Checkpoint"],
         },
     )
 
 __all__ = [
+    "BatchRange",
     "Checkpoint",
-    "Plan",
 ]

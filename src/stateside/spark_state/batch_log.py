@@ -155,6 +155,20 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRange:
+    """The input of a batch, from `start` to `stop`, its watermark and the watermark of the batch before.
+
+    Batch N emits and evicts rows by its own watermark, and drops rows as late by that of batch N-1; batch 0 drops none
+    (pinned in tests/semantics).
+    """
+
+    start: Position
+    stop: Position
+    watermark_before_us: int
+    watermark_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A finished batch: the time of its commit, and the ids of the valid state files (empty in format v1)."""
 
@@ -209,6 +223,23 @@ class Checkpoint:
         if not batches:
             raise FileNotFoundError(self.storage.path("commits"))
         return self.plan(batches[-1]), self.storage.path(f"offsets/{batches[-1]}")
+
+    def range_of(self, batch: int) -> BatchRange:
+        """The planned input of a batch. CheckpointGap if the plan of the batch before is gone."""
+        plan = self._needed_plan(batch)
+        before = self._needed_plan(batch - 1) if batch else None
+        start, late_us = (before.position, before.watermark_us) if before else (Position.start(), 0)
+        return BatchRange(start, plan.position, late_us, plan.watermark_us)
+
+    def _needed_plan(self, batch: int) -> Plan:
+        try:
+            return self.plan(batch)
+        except FileNotFoundError:
+            raise CheckpointGap(
+                f"The plan of batch {batch} is gone, which says what is late in the batch after it",
+                where=self.storage.path(f"offsets/{batch}"),
+                next_step="Restore the file from a copy: nothing of the batch was stored",
+            ) from None
 
     def journals(self, batch: int) -> set[str]:
         """The ids of the journals that the batch was planned to read from; empty if it has only other sources."""

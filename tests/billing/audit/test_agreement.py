@@ -11,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateside.billing import money as pipeline_money
-from stateside.billing.audit.fold import FUTURE_US_MAX, GRACE_US, QUANTITY_MAX, AuditCycle, fold, periods, read_version
+from stateside.billing.audit.fold import (
+    FUTURE_US_MAX,
+    LATENESS_US,
+    LATENESS_US_MAX,
+    QUANTITY_MAX,
+    AuditCycle,
+    fold,
+    periods,
+    read_version,
+)
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.money_macros import MINOR_MICROS, TIERS_TYPE
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle as PipelineCycle
 from stateside.billing.model import FUTURE_US_MAX as PIPELINE_FUTURE_US_MAX
 from stateside.billing.model import GRACE_US as PIPELINE_GRACE_US
+from stateside.billing.model import LATENESS_US_MAX as PIPELINE_LATENESS_US_MAX
 from stateside.billing.model import QUANTITY_MAX as PIPELINE_QUANTITY_MAX
 from stateside.billing.plans.file import PlanVersion
 from stateside.billing.plans.tiers import Tier, Tiers
@@ -31,7 +41,8 @@ from tests.sizes import examples, not_in_fast
 
 def test_limits_and_currencies_are_the_same() -> None:
     assert QUANTITY_MAX == PIPELINE_QUANTITY_MAX
-    assert (FUTURE_US_MAX, GRACE_US) == (PIPELINE_FUTURE_US_MAX, PIPELINE_GRACE_US)
+    assert (FUTURE_US_MAX, LATENESS_US) == (PIPELINE_FUTURE_US_MAX, PIPELINE_GRACE_US)
+    assert LATENESS_US_MAX == PIPELINE_LATENESS_US_MAX
     assert {name: 10 ** (6 - digits) for name, digits in pipeline_money.DIGITS.items()} == MINOR_MICROS
 
 

@@ -26,7 +26,7 @@ from stateside.billing.answers.period_names import Ends, PublishedPlans
 from stateside.billing.answers.totals import ROLLUP, ArchiveSums, TotalsPart, all_totals, period_totals
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.calendar import Cycle
-from stateside.billing.model import APPLICATION, VIEW
+from stateside.billing.model import APPLICATION, VIEW, lateness_in_force
 from stateside.billing.plans.file import load_plans, plan_file
 from stateside.core import Clock, JsonFile, Layout, Storage, SystemClock, processes, try_lock
 from stateside.core.errors import DocumentUnknown, RequestInvalid, RouteUnknown, StatesideError
@@ -151,7 +151,7 @@ class Api:
     async def course(self, request: Request) -> Response:
         """The days of a period of the customer's bill."""
         customer, archived, period, found = await self._behind(request)
-        days = PeriodTrend.of(period, found, self._plans, archived.stamp.watermark_us)
+        days = PeriodTrend.of(period, found, self._plans, archived.stamp.watermark_us, lateness_in_force(self._layout))
         return _marked(archived, {"customer": customer, **days.as_dict()})
 
     async def invoices(self, request: Request) -> Response:

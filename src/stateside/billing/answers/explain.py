@@ -280,10 +280,17 @@ class PeriodTrend:
     forecast_micros: int | None
 
     @classmethod
-    def of(cls, period: BillPeriod, behind: Sequence[Behind], plans: PublishedPlans, watermark_us: int) -> PeriodTrend:
-        """The course of a bill's period with these events, as of this watermark."""
+    def of(
+        cls,
+        period: BillPeriod,
+        behind: Sequence[Behind],
+        plans: PublishedPlans,
+        watermark_us: int,
+        allowed_us: int = GRACE_US,
+    ) -> PeriodTrend:
+        """The course of a bill's period with these events, as of this watermark and its allowed lateness."""
         zone = plans.get(period.lines[0].plan).cycle.time_zone
-        now_us = _now_us(period, behind, watermark_us)
+        now_us = _now_us(period, behind, watermark_us + allowed_us)
         added: dict[date, list[int]] = defaultdict(lambda: [0, 0])
         for event in behind:
             day = added[local(event.time_us, zone).date()]
@@ -311,13 +318,13 @@ class PeriodTrend:
         }
 
 
-def _now_us(period: BillPeriod, behind: Sequence[Behind], watermark_us: int) -> int:
-    """The time of the job's clock, within the period: the watermark lags the newest event by the grace period."""
+def _now_us(period: BillPeriod, behind: Sequence[Behind], seen_us: int) -> int:
+    """The time of the job's clock, within the period; `seen_us` is the time of the newest event by the watermark."""
     start_us, end_us = period.period.start_us, period.period.end_us
     if period.state != "draft":
         return end_us
     newest_us = max((event.time_us for event in behind), default=start_us)
-    return min(end_us, max(start_us + 1, newest_us, watermark_us + GRACE_US))
+    return min(end_us, max(start_us + 1, newest_us, seen_us))
 
 
 def _forecast_micros(period: BillPeriod, plans: PublishedPlans, now_us: int) -> int | None:

@@ -51,7 +51,7 @@ from stateside.billing.answers.period_names import Ends
 from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.calendar import Cycle, local
 from stateside.billing.invoicing.amounts import Amounts, Longs, groups, longs, period_ends
-from stateside.billing.model import GRACE_US, HOUR_US, VIEW
+from stateside.billing.model import GRACE_US, HOUR_US, VIEW, lateness_in_force
 from stateside.billing.plans.file import PlanVersion
 from stateside.billing.rating.rating import events_of, is_usage, joined, rate
 from stateside.core import Layout, Storage, processes
@@ -205,12 +205,17 @@ def label_before(label: str, cycles: Mapping[str, Cycle]) -> str | None:
 
 
 def pace(
-    totals: Totals, before: Totals, found: Hours, plans: Mapping[str, PlanVersion], watermark_us: int
+    totals: Totals,
+    before: Totals,
+    found: Hours,
+    plans: Mapping[str, PlanVersion],
+    watermark_us: int,
+    allowed_us: int = GRACE_US,
 ) -> dict[str, Any]:
     """The pace as the API shows it, by currency. `found` has the hours of both periods, from the totals' events."""
     cycles = {name: plan.cycle for name, plan in plans.items()}
     ends, ends_before = (Ends.of(one["period"], cycles) for one in (totals, before))
-    now_us = max(found.newest_us, watermark_us + GRACE_US)
+    now_us = max(found.newest_us, watermark_us + allowed_us)
     passed = {plan: _passed(cycles[plan], end_us, now_us) for plan, end_us in ends.by_plan.items()}
     currencies = sorted({one["currency"] for one in totals["currencies"]})
     shown = []
@@ -375,7 +380,7 @@ class Paces:
         began_s = time.monotonic()
         async with self._one:
             found = await self._hours(stamp, totals["period"], before["period"])
-        document = pace(totals, before, found, plans, stamp.watermark_us)
+        document = pace(totals, before, found, plans, stamp.watermark_us, lateness_in_force(self._layout))
         now_s = time.monotonic()
         return CachedPace(stamp, (totals, before), document, now_s, now_s - began_s)
 

@@ -5,7 +5,7 @@ Each account (customer, period, type on the bill, plan) is compared separately, 
 
 from __future__ import annotations
 
-from stateside.billing.audit.fold import GRACE_US
+from stateside.billing.audit.fold import LATENESS_US
 from stateside.billing.audit.law import Law, Row, account, by_how_much, moment, money, numbers
 from stateside.billing.audit.ledger import Ledger
 
@@ -158,7 +158,8 @@ COUNTS = """
            (select coalesce(sum(events), 0) from lines where series = 'N') as corrected,
            (select count(*) from duplicates anti join dead_letters using ("offset")) as duplicates,
            (select count(*) from dead_letters) as dead_letters,
-           (select count(*) from plans) + (select count(*) from assignments) as reference,
+           (select count(*) from plans) + (select count(*) from assignments)
+               + (select count(lateness_us) from fold) as reference,
            (select clocks from fold) as clock
 """
 
@@ -194,7 +195,7 @@ def _say_rollup(row: Row) -> str:
 
 
 # The highest watermark that the folded events allow: periods that end up to this time may be closed.
-CLOSED_US = f"greatest(coalesce(time_us_max // 1000 * 1000 - {GRACE_US}, 0), 0)"
+CLOSED_US = f"greatest(coalesce(time_us_max // 1000 * 1000 - coalesce(lateness_us, {LATENESS_US}), 0), 0)"
 _WATERMARK = f"""
     select watermark_us, {CLOSED_US} as watermark_us_max
     from standing, fold where watermark_us > watermark_us_max

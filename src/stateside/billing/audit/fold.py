@@ -8,7 +8,8 @@ transaction:
    event's time, and by the same rule with the newest version of the assigned plan.
 3. The first broken rule makes the event a bad event, with the rule's name as the reason.
 4. Of the others, the first event of an id counts; any later one is a duplicate.
-5. A counted event is added to its account: customer, period, type on the bill, plan.
+5. The journal's first event may set the allowed lateness; any other event of this type is bad.
+6. A counted event is added to its account: customer, period, type on the bill, plan.
 
 Rules and calendar are written apart from the pipeline's code on purpose: if one of the two is wrong, the two disagree.
 An event that breaks a rule is refused: it changes nothing, and is a bad event. An assignment is an event of type
@@ -287,11 +288,22 @@ def _midnight_us(day: date, zone: ZoneInfo) -> int:
 
 CHUNK_EVENTS = 250_000
 
-GRACE_US = 3 * 24 * 3_600_000_000  # the watermark's delay
+LATENESS_US = 3 * 24 * 3_600_000_000  # the watermark's delay, unless the journal's first event sets another
+LATENESS_US_MAX = 366 * 24 * 3_600_000_000
 FUTURE_US_MAX = 3_600_000_000  # maximum of an event's time beyond its append time
 
 
 _LIMITS = ", ".join(f"('{type_}', {largest})" for type_, largest in QUANTITY_MAX.items())
+
+_ALLOWED_US = "try_cast(json_extract_string(payload, '$.quantity') as bigint)"
+_SETS_LATENESS = f"""
+    ("offset" = 0 and type = 'lateness' and json_type(payload, '$.quantity') in ('UBIGINT', 'BIGINT')
+     and coalesce({_ALLOWED_US} between 0 and {LATENESS_US_MAX}, false))
+"""
+_LATENESS = f"""
+    update fold set lateness_us = (select {_ALLOWED_US} from chunk where {_SETS_LATENESS})
+    where exists (from chunk where {_SETS_LATENESS})
+"""
 
 # A payload field of a wrong type, or a quantity beyond 64 bits, makes the event malformed.
 _READ = f"""
@@ -300,7 +312,7 @@ _READ = f"""
         select "offset", id, entity, type, time_us, appended_us,
                json_type(payload, ['$.quantity', '$.name', '$.currency']) as kinds,
                json_extract_string(payload, ['$.quantity', '$.name', '$.currency']) as texts
-        from chunk where type not in ('plan', 'assign', 'clock')
+        from chunk where type not in ('plan', 'assign', 'clock') and not {_SETS_LATENESS}
     ), limits(type, quantity_max) as (values {_LIMITS})
     select "offset", id, entity, type, time_us, appended_us, quantity_max,
            case when kinds[1] in ('UBIGINT', 'BIGINT') then try_cast(texts[1] as bigint) end as quantity,
@@ -439,13 +451,13 @@ def digest_of(ledger: Ledger, chunk: pa.Table) -> int:
 
 
 def fold_chunk(ledger: Ledger, chunk: pa.Table) -> None:
-    """Steps 1 to 5."""
+    """Steps 1 to 6."""
     ledger.sql.register("chunk", chunk)
     fold_references(ledger, FUTURE_US_MAX)
     for step in (_READ, _ASSIGN, _VERSION, _CLASSIFY):
         ledger.sql.execute(step)
     _add_periods(ledger)
-    for step in (_PERIODS, _DUPLICATES, _STORE, _CLOCK):
+    for step in (_PERIODS, _DUPLICATES, _STORE, _CLOCK, _LATENESS):
         ledger.sql.execute(step)
 
 

@@ -19,7 +19,7 @@ import duckdb
 from stateside.billing.audit.money_macros import MACROS, TIERS_TYPE
 from stateside.core.errors import OperatingError
 
-FORMAT = 3  # of the tables; a ledger of another format is deleted and built again
+FORMAT = 4  # of the tables; a ledger of another format is deleted and built again
 MEMORY_MAX = "1GB"  # beyond that DuckDB works on disk
 LOG_ROWS_MIN = 1_000_000  # minimum of unmerged rows in the log of sums
 
@@ -27,7 +27,7 @@ _TABLES = f"""
     -- How far the journal is folded, and which journal it is. One row.
     create table fold (
         format int, duckdb text, journal text, position bigint, events bigint, clocks bigint, time_us_max bigint,
-        rechecked bigint
+        rechecked bigint, lateness_us bigint
     );
 
     -- What was read, a row for each chunk, to recognise a past that changed.
@@ -148,7 +148,7 @@ class Ledger:
             connection.begin()
             connection.execute(_TABLES)
             connection.execute("insert into added_up values (0)")
-            connection.execute("insert into fold values (?, ?, null, 0, 0, 0, null, 0)", [FORMAT, _DUCKDB])
+            connection.execute("insert into fold values (?, ?, null, 0, 0, 0, null, 0, null)", [FORMAT, _DUCKDB])
             connection.commit()
         connection.execute(_VIEWS)
         connection.execute(MACROS)

@@ -74,14 +74,15 @@ from stateside.billing.invoicing.documents import (
     numbered,
 )
 from stateside.billing.invoicing.repeats import ID_CONFLICT, REPEATED, Repeats
+from stateside.billing.model import LATENESS_NOTE, lateness_file, lateness_in_force
 from stateside.billing.plans.file import extend_plans
 from stateside.billing.rating.rating import events_of, events_table, is_usage, joined, rate
 from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
-from stateside.core.errors import ArchiveInvalid, CheckpointGap, JournalAway, ViewInvalid
+from stateside.core.errors import ArchiveInvalid, JournalAway, ViewInvalid
 from stateside.journal import Log, open_journal
 from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step
-from stateside.spark_state import Checkpoint, Plan
+from stateside.spark_state import Checkpoint
 
 CORNERS = "frontier/corners"
 
@@ -202,14 +203,9 @@ class Planned:
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch: int) -> Planned:
         """The plan of a batch, written before the batch runs. CheckpointGap if the plan of the batch before is gone."""
-        before = _plan(checkpoint, batch - 1) if batch else None
-        plan = _plan(checkpoint, batch)
-        return cls(
-            start=before.position.one() if before else 0,
-            stop=plan.position.one(),
-            watermark_before_us=before.watermark_us if before else 0,
-            watermark_us=plan.watermark_us,
-        )
+        found = checkpoint.range_of(batch)
+        start = found.start.one() if batch else 0
+        return cls(start, found.stop.one(), found.watermark_before_us, found.watermark_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,17 +292,6 @@ def _late(old: pa.Table, frontier: Frontier, repeated: pa.ChunkedArray) -> pa.Ta
     return old.filter(pa.array(new)).select(LATE.names).cast(LATE)
 
 
-def _plan(checkpoint: Checkpoint, batch: int) -> Plan:
-    try:
-        return checkpoint.plan(batch)
-    except FileNotFoundError:
-        raise CheckpointGap(
-            f"The plan of batch {batch} is gone, which says what is late in the batch after it",
-            where=checkpoint.storage.path(f"offsets/{batch}"),
-            next_step="Restore the file from a copy: nothing of the batch was stored",
-        ) from None
-
-
 JOURNAL: Final = "journal"  # counter with the number of the journal that filled the table
 ROW_COLUMNS: Final = ("customer", "period_end", "type", "plan", "quantity", "events")
 log = logging.getLogger(__name__)
@@ -344,6 +329,7 @@ class BillingSink:
         tables = documents_table(context.layout), dead_letters_table(context.layout)
         sink = cls(places, journal, keeper, checkpoint, reports_of(places), *tables, on_step, guarded)
         sink._begin()
+        LATENESS_NOTE.write(lateness_file(context.layout), lateness_in_force(context.layout))
         return sink
 
     def write(self, rows: pa.Table, batch: BatchId) -> None:

@@ -45,7 +45,7 @@ from stateside.billing.book.book import Book, BookKeeper
 from stateside.billing.book.plan_rules import Assignment
 from stateside.billing.book.texts import Longs
 from stateside.billing.calendar import Cycle
-from stateside.billing.model import GRACE_US, HOUR_US, VIEW, clock_tick
+from stateside.billing.model import HOUR_US, VIEW, clock_tick, lateness_in_force
 from stateside.billing.plans.plan import PlanVersion
 from stateside.core import Clock, JsonFile, Layout, Position
 from stateside.journal import NAME_CHARS_MAX, Event, Log, open_journal
@@ -244,7 +244,7 @@ class Clockwork:
         self._journal = open_journal(layout.journal).log()
         self._writer = open_journal(layout.journal).writer(clock=clock)
         self._keeper = BookKeeper(self._journal, layout.view(VIEW).root / "book")
-        self._clock = clock
+        self._layout, self._clock = layout, clock
         self._path = layout.clock
         self._reach = self._saved = Reach.load(self._path, self._journal.id())
         self._on_step = on_step
@@ -278,7 +278,8 @@ class Clockwork:
             yield fee.event()
         last_us = _last_appended(self._journal, end.one())
         ticked_us = reach.time_us if self._reach else 0
-        for moment_us in sorted({*_closings(book, ticked_us, now_us), *_idle(last_us, now_us)}):
+        allowed_us = lateness_in_force(self._layout)
+        for moment_us in sorted({*_closings(book, ticked_us, now_us, allowed_us), *_idle(last_us, now_us)}):
             yield clock_tick(moment_us, f"clock/{moment_us}")
 
     def _book_at(self, offset: int) -> Book:
@@ -308,10 +309,10 @@ def run_clock(layout: Layout, clock: Clock, stop: threading.Event, step_s: float
         clockwork.close()
 
 
-def _closings(book: Book, after_us: int, now_us: int) -> Iterator[int]:
+def _closings(book: Book, after_us: int, now_us: int, allowed_us: int) -> Iterator[int]:
     """The closing time of each cycle's newest closed period, if after `after_us`."""
     for cycle in {version.cycle for version in book.versions}:
-        closed_us = cycle.containing(now_us - GRACE_US).start_us + GRACE_US
+        closed_us = cycle.containing(now_us - allowed_us).start_us + allowed_us
         if after_us < closed_us <= now_us:
             yield closed_us
 

@@ -1,6 +1,6 @@
-"""Publication of plan versions and assignment of customers, checked before the append as the fold will check.
+"""Publication of plan versions, assignment of customers, allowed lateness: checked before the append as by the fold.
 
-Both are events of the journal, and only the journal counts. If two processes publish at the same moment, the fold
+All are events of the journal, and only the journal counts. If two processes publish at the same moment, the fold
 refuses the second event after all, as a dead letter.
 """
 
@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from stateside.billing.book.book import Book, current_book
 from stateside.billing.book.plan_rules import Fold, Reference
-from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, assignment
+from stateside.billing.model import ASSIGN, FUTURE_US_MAX, PLAN, VIEW, assignment, days, lateness, lateness_in_force
 from stateside.billing.plans.plan import PlanVersion, plan_event
 from stateside.core import Clock, Layout, Position, SystemClock
-from stateside.core.errors import PlanInvalid
+from stateside.core.errors import PlanInvalid, SettingInvalid
 from stateside.journal import Event, open_journal
 from stateside.serving import iso_time
 
@@ -57,6 +57,26 @@ def publish(layout: Layout, version: PlanVersion, clock: Clock | None = None) ->
     event = plan_event(version, f"plan/{version.id}", now_us)
     _check(book, event, now_us)
     return Published(_append(layout, event, clock))
+
+
+def set_lateness(layout: Layout, allowed_us: int, clock: Clock | None = None) -> Position | None:
+    """Set the allowed lateness of a new folder by its journal's first event; None if it is in force already.
+
+    SettingInvalid in a folder with events, or whose view has started: bills were made with another lateness.
+    """
+    event = lateness(allowed_us, (clock or SystemClock()).now_us())
+    places, journal = layout.view(VIEW), open_journal(layout.journal)
+    if journal.log().end().one() or places.checkpoint.exists():
+        present_us = lateness_in_force(layout)
+        if present_us == allowed_us:
+            return None
+        raise SettingInvalid(
+            f"The allowed lateness is {days(present_us)} here, and cannot be changed any more: the journal's first "
+            "event sets it, before the first run",
+            where=str(layout.root),
+            next_step="Begin in a new folder, and set it there first",
+        )
+    return _append(layout, event, clock)
 
 
 def assign(

@@ -16,8 +16,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stateside.billing.invoicing.invoice_sink import BillingSink
-from stateside.billing.model import APPLICATION, CLOCK, GRACE_US, VIEW
+from stateside.billing.model import APPLICATION, CLOCK, VIEW, lateness_in_force
 from stateside.billing.pipeline.source import RatedEvents
+from stateside.core import Layout
 from stateside.pipeline import App, Function, SinkFactory, Source
 from stateside.views import Computed
 
@@ -78,22 +79,22 @@ AMOUNT = Computed("amount_micros", of="quantity", by=("plan", "type"))
 _NO_CLOCK = f"type != '{CLOCK}' or time < timestamp'1900-01-01 00:00:00'"
 
 
-def bill(rated: DataFrame) -> DataFrame:
+def bill(rated: DataFrame, layout: Layout) -> DataFrame:
     """Quantity and number of events per customer, period, type and plan version, duplicates counted once.
 
-    The watermark trails the newest event by the grace period. When the watermark has passed a period's end, the
+    The watermark trails the newest event by the allowed lateness. When the watermark has passed a period's end, the
     period's rows leave the state and become the invoice. An id is remembered while its period is open; later repeats
     are found when the batch is sealed (`invoicing.repeats`). Of several events with one id, the first in the journal
     counts. Exception: events with one id but different content, refused by any journal that compares ids. If different
     tasks of one batch read such events, or the events lie in two open periods, another one may count, or both; the
     auditor then reports the events.
     """
-    return _summed(_with_periods(rated, "id").dropDuplicates(["id", "period_end"]))
+    return _summed(_with_periods(rated, layout, "id").dropDuplicates(["id", "period_end"]))
 
 
-def bill_of_all_events(rated: DataFrame) -> DataFrame:
+def bill_of_all_events(rated: DataFrame, layout: Layout) -> DataFrame:
     """`bill` without deduplication, for sources that never repeat an event."""
-    return _summed(_with_periods(rated))
+    return _summed(_with_periods(rated, layout))
 
 
 def application(
@@ -105,9 +106,10 @@ def application(
     return made
 
 
-def _with_periods(rated: DataFrame, *more: str) -> DataFrame:
+def _with_periods(rated: DataFrame, layout: Layout, *more: str) -> DataFrame:
     """The counted events, with the end of their period as the only event-time column."""
-    counted = rated.withWatermark("time", f"{GRACE_US // 1_000} milliseconds").where(_NO_CLOCK)
+    delay = f"{lateness_in_force(layout) // 1_000} milliseconds"
+    counted = rated.withWatermark("time", delay).where(_NO_CLOCK)
     return with_period_end(counted).select(*more, "customer", "period_end", "type", "plan", "quantity")
 
 

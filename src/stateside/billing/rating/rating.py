@@ -32,7 +32,17 @@ import pyarrow.compute as pc
 from stateside.billing.book.accounts import NONE
 from stateside.billing.book.book import Book
 from stateside.billing.book.texts import Bools, Longs
-from stateside.billing.model import ASSIGN, CLOCK, FUTURE_US_MAX, NAMED_TYPES, PLAN, QUANTITY_MAX, USAGE_TYPES
+from stateside.billing.model import (
+    ASSIGN,
+    CLOCK,
+    FUTURE_US_MAX,
+    LATENESS,
+    LATENESS_US_MAX,
+    NAMED_TYPES,
+    PLAN,
+    QUANTITY_MAX,
+    USAGE_TYPES,
+)
 from stateside.journal import Log, payload_columns
 
 _HOURS: Final = FUTURE_US_MAX // 3_600_000_000
@@ -168,11 +178,11 @@ RATED: Final = pa.schema(
         ("detail", pa.string()),
     ]
 )
-_TYPES: Final = (*USAGE_TYPES, PLAN, ASSIGN, CLOCK)
-_PLAN, _ASSIGN, _CLOCK = (_TYPES.index(type_) for type_ in (PLAN, ASSIGN, CLOCK))
+_TYPES: Final = (*USAGE_TYPES, PLAN, ASSIGN, CLOCK, LATENESS)
+_PLAN, _ASSIGN, _CLOCK, _LATENESS = (_TYPES.index(type_) for type_ in (PLAN, ASSIGN, CLOCK, LATENESS))
 _USAGE_TYPES: Final = len(USAGE_TYPES)
 _NAMED: Final = np.array([type_ in NAMED_TYPES for type_ in _TYPES] + [False])
-_MAX: Final = np.array([*QUANTITY_MAX.values(), 0, 0, 0, 0])
+_MAX: Final = np.array([*QUANTITY_MAX.values(), 0, 0, 0, 0, 0])
 assert tuple(QUANTITY_MAX) == tuple(USAGE_TYPES)
 
 
@@ -314,8 +324,11 @@ def _reasons(columns: _Columns, book: Book, versions: Longs, plans: Longs, price
     reasons[~usage] = _COUNTS  # the reasons above apply to usage only
     hold("future-dated", future)
     hold("malformed", usage & (~columns.has_quantity | columns.nameless))
-    hold("unknown-type", columns.type_numbers == len(_TYPES))
-    reference = (columns.type_numbers == _PLAN) | (columns.type_numbers == _ASSIGN)
+    lateness = columns.type_numbers == _LATENESS
+    in_range = columns.has_quantity & (columns.quantities >= 0) & (columns.quantities <= LATENESS_US_MAX)
+    in_effect = lateness & in_range & (columns.offsets == 0)
+    hold("unknown-type", (columns.type_numbers == len(_TYPES)) | (lateness & ~in_effect))
+    reference = (columns.type_numbers == _PLAN) | (columns.type_numbers == _ASSIGN) | in_effect
     hold("reference", reference)
     if book.refused and reference.any():
         refused = np.isin(columns.offsets, book.refused_offsets)

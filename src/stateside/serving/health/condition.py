@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from stateside.core.errors import StatesideError
-from stateside.core.layout import DEAD_LETTERS, ViewLayout
+from stateside.core.json_file import JsonFile
+from stateside.core.layout import DEAD_LETTERS, LATE_ROWS, ViewLayout
 from stateside.core.storage import Storage
 from stateside.replica.store import Snapshot
 from stateside.serving.rows.floor import Floor
@@ -29,6 +31,7 @@ class ViewCondition:
     bytes: int = 0
     trouble: str | None = None
     dead_letters: int = 0
+    late_rows: int = 0
 
 
 async def conditions(views: ViewReaders) -> list[ViewCondition]:
@@ -41,19 +44,19 @@ async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCo
     def look(snapshot: Snapshot, stamp: Stamp) -> tuple[Stamp, int, str | None]:
         return stamp, snapshot.count(), snapshot.trouble()
 
+    letters, late = _count(DEAD_LETTERS, layout.dead_letters), _count(LATE_ROWS, layout.late_rows)
     try:
         stamp, rows, trouble = await views.get(layout.name).read(Floor(wait_ms=0), look)
     except StatesideError:
-        return ViewCondition(layout.name, job, dead_letters=_dead_letters(layout))
+        return ViewCondition(layout.name, job, dead_letters=letters, late_rows=late)
     lag, size = await asyncio.to_thread(_disk, layout, stamp.batch)
-    letters = _dead_letters(layout)
-    return ViewCondition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters)
+    return ViewCondition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters, late)
 
 
-def _dead_letters(layout: ViewLayout) -> int:
-    """The view's number of dead letters, which the runner writes after each batch that has some."""
+def _count(file: JsonFile[int], path: Path) -> int:
+    """A number that the runner writes after each batch that changes it."""
     try:
-        return DEAD_LETTERS.read_if_valid(layout.dead_letters) or 0
+        return file.read_if_valid(path) or 0
     except OSError:
         return 0
 

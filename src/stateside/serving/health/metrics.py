@@ -11,6 +11,7 @@
 | `stateside_replica_bytes` | view | the replica's size on disk |
 | `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
 | `stateside_view_dead_letters` | view | events that did not reach the view (billing's are in its own table) |
+| `stateside_view_late_rows` | view | rows that the view dropped as late |
 | `stateside_job_state` | view, state | 1 for the job's present state |
 | `stateside_merge_gaps` | | entities that wait for a missing event |
 | `stateside_merge_gap_seconds` | | age of the oldest gap |
@@ -134,6 +135,7 @@ _GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
     ("stateside_replica_bytes", "What the replica takes up on disk", lambda each: each.bytes),
     ("stateside_view_trouble", "Whether the replica does not move on", lambda each: float(each.trouble is not None)),
     ("stateside_view_dead_letters", "Events that did not reach the view", lambda each: each.dead_letters),
+    ("stateside_view_late_rows", "Rows that the view dropped as late", lambda each: each.late_rows),
 )
 
 

@@ -236,6 +236,7 @@ class Status:
                 "trouble": condition.trouble,
             },
             "dead_letters": condition.dead_letters,
+            "late_rows": condition.late_rows,
             "batches": newest_batches(layout.progress),
             "partitions": self._partitions(layout),
             "tables": [self._table(mark) for mark in sorted((layout.root / "marks").glob("*.json"))],

@@ -29,6 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from stateside.core.errors import AccessDenied, SqlInvalid, SqlTooLarge, StatesideError
+from stateside.core.layout import ViewLayout
 from stateside.replica.store import Snapshot
 from stateside.serving.access.principal import Principal
 from stateside.serving.rows.archive import ArchiveTables, table_scope, with_computed
@@ -122,6 +123,7 @@ class Execution:
         self._folder, self._holder, self._text, self._parameters = folder, holder, text, parameters
         self._statement: Statement | None = None
         self._relations: list[SqlRelation] = []
+        self._places: dict[str, ViewLayout] = {}
         self._snapshots, self._turn, self._scans = ExitStack(), threading.Lock(), False
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._result: pa.RecordBatchReader | None = None
@@ -176,6 +178,7 @@ class Execution:
 
     def _hold(self, reader: ViewReader, floor: Floor) -> HeldView:
         snapshot, stamp = self._snapshots.enter_context(reader.held(floor, self.ending.check))
+        self._places[stamp.view] = reader.layout
         return HeldView(reader, snapshot, stamp)
 
     def _source(self, view: str) -> Source:
@@ -245,8 +248,8 @@ class Execution:
             return why if isinstance(why, StatesideError) else RuntimeError(f"reading rows failed: {why!r}")
         try:
             for relation in self._relations:
-                if relation.table is not None:
-                    self._folder.archive.check_there(relation.table, self._folder.layout.view(relation.view))
+                if relation.table is not None and relation.view in self._places:
+                    self._folder.archive.check_there(relation.table, self._places[relation.view])
         except StatesideError as away:  # the statement is not at fault
             return away
         return told(error, self._text)
@@ -279,7 +282,7 @@ def _schema(folder: SqlFolder, views: ViewReaders, relation: SqlRelation) -> pa.
     try:
         if relation.source == "archive":
             assert relation.table is not None
-            return folder.archive.schema(relation.table, folder.layout.view(relation.view))
+            return folder.archive.schema(relation.table, views.get(relation.view).layout)
         shape = views.get(relation.view).shape
         return (shape if relation.by is None else shape.rollup(relation.by)).columns.schema
     except StatesideError:  # not ready, or not servable: GET /v1/views has the cause
