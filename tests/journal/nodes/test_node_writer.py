@@ -65,6 +65,48 @@ def test_a_node_has_one_owner_at_a_time(tmp_path: Path) -> None:
         NodeWriter(tmp_path, "a")
 
 
+def test_processes_share_a_node_and_know_each_other_s_events(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as one, NodeWriter(tmp_path, "s", shared=True) as other:
+        for number in range(1, 5):
+            writer = (one, other)[number % 2]
+            assert writer.append_to("emma", [event(f"{number}")], number - 1).position == Position.of({"s.1": number})
+        assert other.append_to("emma", [event("1")]).position == one.append([event("1")]) == Position.of({"s.1": 1})
+        with pytest.raises(JournalLocked, match="owns this node"):
+            NodeWriter(tmp_path, "s")
+        with pytest.raises(SettingInvalid, match="take_over=True"):
+            one.release([slot_of("emma")])
+    with NodeWriter(tmp_path, "s") as alone, pytest.raises(JournalLocked, match="owns this node"):
+        assert alone.append_to("emma", [event("5")], 4).position == Position.of({"s.1": 5})
+        NodeWriter(tmp_path, "s", shared=True)
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_an_append_of_one_owner_killed_anywhere_is_there_once_for_the_others(tmp_path: Path, call: int) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as other:
+        one = NodeWriter(tmp_path, "s", shared=True)
+        one.append([event("1")])
+        with suppress(Killed), at_call("pwrite", call, die):
+            one.append([event("2")])
+        kill(one)
+        assert other.append_to("emma", [event("2")]).last_sequence == 2
+        assert other.append_to("emma", [event("3")]).last_sequence == 3
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
+
+
+def test_a_takeover_fences_all_who_share_a_node(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as one, NodeWriter(tmp_path, "s", shared=True) as other:
+        one.append([event("1")])
+        with NodeWriter(tmp_path, "s", take_over=True) as successor:
+            for fenced in (one, other):
+                with pytest.raises(JournalFenced):
+                    fenced.append([event("2")])
+            successor.release(successor.slots)
+        with NodeWriter(tmp_path, "b") as elsewhere:
+            assert elsewhere.append_to("emma", [event("2")]).last_sequence == 2
+        with NodeWriter(tmp_path, "s", shared=True) as again, pytest.raises(EntityElsewhere):
+            again.append([event("3")])
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "../a", "-a", "ä", "a" * 64])
 def test_what_is_no_name_of_a_node_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingInvalid, match="no name of a node"):

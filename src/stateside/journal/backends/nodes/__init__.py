@@ -16,6 +16,7 @@ Files in the folder:
     nodes/NAME/E/sealed/end where a successor closed the log; nothing beyond this end counts
     nodes/NAME/E/index/     derived: each entity's last sequence, over all logs
     nodes/NAME/E/places/    derived: the place of the event with an id, over all logs
+    nodes/NAME/E/writer-N   of a node's several owners (`shared`), locked by the one with `index-N` and `places-N`
     slots/                  which node writes which entities
     merged/born             the stream's id and number of partitions
     merged/P/               partition P: a journal with additional columns for the source of each event

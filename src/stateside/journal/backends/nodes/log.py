@@ -76,13 +76,18 @@ class Fence:
     owner: Owner
 
     def check(self) -> None:
-        """JournalFenced if another process owns the node by now."""
+        """JournalFenced if another process owns the node by now, JournalAway if the node is gone."""
         found = Owner.read(self.node)
         if found == self.owner:
             return
-        now = "nobody" if found is None else f"the owner of epoch {found.epoch}"
+        if found is None:
+            raise JournalAway(
+                "The node's folder is gone",
+                where=str(self.node),
+                next_step="Nothing was acknowledged. Bring its disk back, then append again",
+            )
         raise JournalFenced(
-            f"This owner of epoch {self.owner.epoch} was paused, and {now} has the node now",
+            f"This owner of epoch {self.owner.epoch} was paused, and the owner of epoch {found.epoch} has the node now",
             where=str(self.node),
             next_step="Nothing was acknowledged, but the last append may have been stored. Repeat it with the same "
             "event ids where the node is written now; end this process",

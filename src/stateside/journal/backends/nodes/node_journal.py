@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.clock import Clock
-from stateside.core.errors import JournalCorrupt, PositionInvalid, SettingInvalid
+from stateside.core.errors import JournalCorrupt, PositionInvalid
 from stateside.core.positions import Position
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.backends.files.file_log import FileLog
@@ -31,6 +31,7 @@ from stateside.journal.contract import Journal, only
 from stateside.journal.event import Event
 from stateside.journal.upcasters import Upcasters
 
+SHARED = "shared"  # the node of all writers that are no node of their own: servers, the clockwork, commands
 _ONE_PARTITION = "Merge into one partition, for good: `stateside journal merge --partitions 1` on a new folder"
 
 
@@ -65,7 +66,7 @@ class PartitionLog(FileLog):
 class MergedJournal(Journal):
     """All events of all nodes. Before its first merger the journal is empty, and has no partitions.
 
-    `node`: the name of the node that `writer` appends as.
+    `node`: the name of the node that `writer` appends as; by default the node `SHARED`, as one of its owners.
     """
 
     def __init__(self, folder: Path, node: str | None = None, *, upcasters: Upcasters | None = None) -> None:
@@ -83,16 +84,13 @@ class MergedJournal(Journal):
         return PartitionLog(self._merged / partition, upcasters=self.upcasters)
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None, take_over: bool = False) -> NodeWriter:
-        """The owner of the node; with `take_over` even if the former owner may still live."""
-        if self._node is None:
-            raise SettingInvalid(
-                "The events of this folder are written by its nodes",
-                where=self.where,
-                next_step="Nothing was stored. Append as one of them, at the node that has the entity (docs/nodes.md): "
-                "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
-            )
+        """The owner of the node, or one of the owners of the node `SHARED`.
+
+        `take_over`: even if the former owner may still live.
+        """
         self._check_known(known)
-        return NodeWriter(self._folder, self._node, take_over=take_over, clock=clock)
+        shared = self._node is None
+        return NodeWriter(self._folder, self._node or SHARED, take_over=take_over, shared=shared, clock=clock)
 
     def acknowledged(self) -> Position:
         return self.end().joined(Position.of(self.log_ends()))

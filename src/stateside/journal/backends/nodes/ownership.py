@@ -31,6 +31,7 @@ former owner's grant came first, and the new owner has read it; or its number is
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import zlib
@@ -77,10 +78,10 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
-    """Steps 2 and 3: returns the new owner, and the lock to hold while it lives.
+def become_owner(node: Path, take_over: bool, shared: bool = False) -> tuple[Owner, int, bool]:
+    """Steps 2 and 3: returns the new owner, the lock to hold while it lives, and whether it joined living processes.
 
-    JournalLocked if there is a live owner and `take_over` is not set.
+    JournalLocked if there is a live owner and `take_over` is not set, or the live owner does not share the node.
     """
     found = Owner.read(node)
     owner = Owner.of(1 if found is None else found.epoch + take_over)
@@ -88,10 +89,15 @@ def become_owner(node: Path, take_over: bool) -> tuple[Owner, int]:
     sync_directory(node)
     if take_over:
         owner.write(node)
-    lock = _lock(node, owner.epoch)
+    lock, alone = _lock(node, owner.epoch, shared)
+    if not alone:
+        assert found is not None, "the living processes wrote the file before they released `opening`"
+        return found, lock, True
     if not take_over:
         owner.write(node)
-    return owner, lock
+    if shared:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # not atomic, but `opening` excludes all who would take the lock meanwhile
+    return owner, lock, False
 
 
 def seal_earlier(node: Path, epoch: int) -> None:
@@ -120,13 +126,17 @@ def check_name(name: str) -> None:
         )
 
 
-def _lock(node: Path, epoch: int) -> int:
+def _lock(node: Path, epoch: int, shared: bool) -> tuple[int, bool]:
+    """The owner's lock, and whether no other process has it."""
     path = node / str(epoch) / "owner"
     handle = try_lock(path)
-    if handle is None:
+    if handle is not None:
+        os.pwrite(handle, str(os.getpid()).encode().ljust(_NOTE_BYTES), 0)
+        return handle, True
+    joined = try_lock(path, shared=True) if shared else None
+    if joined is None:
         raise _owned(path)
-    os.pwrite(handle, str(os.getpid()).encode().ljust(_NOTE_BYTES), 0)
-    return handle
+    return joined, False
 
 
 def _owned(path: Path) -> JournalLocked:
@@ -187,11 +197,11 @@ class NodeSlots:
 
     def renew(self, node: str, check: Callable[[], None]) -> set[int]:
         """Grant a node's slots to the node again; returns the slots."""
-        return {
-            slot
-            for slot, grant in enumerate(self.grants())
-            if grant.node == node and self.claim(slot, node, check) == node
-        }
+        return {slot for slot in self.of(node) if self.claim(slot, node, check) == node}
+
+    def of(self, node: str) -> set[int]:
+        """The slots of a node."""
+        return {slot for slot, grant in enumerate(self.grants()) if grant.node == node}
 
     def _grant_of(self, slot: int) -> Grant:
         return self.grants()[slot]
