@@ -220,7 +220,7 @@ class TestTrimming:
             receipt = node.append_to("emma", [events(range(1))[0]])
             assert node._known._ids is not None
             if index == "written before":
-                node._known._ids.write()
+                node._known._ids.flush()
         trim(journal)
         if index == "deleted":
             shutil.rmtree(journal / "nodes" / "a" / "1" / "places")

@@ -25,9 +25,10 @@ from stateside.core.errors import (
 )
 from stateside.core.positions import Position
 from stateside.journal import append_batch
-from stateside.journal.backends.nodes import NodeWriter, last_sequences, node_writer
-from stateside.journal.backends.nodes.ids import NodeIds
+from stateside.journal import index as index_module
+from stateside.journal.backends.nodes import NodeWriter, node_writer
 from stateside.journal.backends.nodes.log import Fence, NodeLog, Owner, complete_logs, is_sealed, node_logs
+from stateside.journal.backends.nodes.node_index import Lasts, NodeIds
 from stateside.journal.backends.nodes.ownership import SLOTS, slot_of
 from stateside.journal.columns import encode
 from tests.journal.conftest import strangers
@@ -157,7 +158,7 @@ def test_the_same_events_again_get_their_first_receipt_from_any_owner_and_any_no
 def test_the_index_may_be_deleted(tmp_path: Path, deleted: bool) -> None:
     with NodeWriter(tmp_path, "a") as node:
         receipt = node.append_to("emma", [event("1")])
-        node._index.write()
+        node._index.flush()
     if deleted:
         for path in (tmp_path / "nodes" / "a" / "1" / "index").iterdir():
             path.unlink()
@@ -170,7 +171,7 @@ def test_an_index_of_other_logs_is_made_anew(tmp_path: Path) -> None:
     for folder, count in ((tmp_path / "one", 3), (tmp_path / "other", 1)):
         with NodeWriter(folder, "a") as node:
             node.append_to("emma", [event(f"{folder.name}-{number}") for number in range(count)])
-            node._index.write()
+            node._index.flush()
     for path in (tmp_path / "one" / "nodes" / "a" / "1" / "index").iterdir():
         path.replace(tmp_path / "other" / "nodes" / "a" / "1" / "index" / path.name)
     with NodeWriter(tmp_path / "other", "a") as node:
@@ -514,7 +515,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.backends.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.nodes import NodeWriter
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """
@@ -594,12 +595,12 @@ def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_pat
 def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(index_module, "UNWRITTEN_MAX", 1)
     full = OSError(28, "No space left on device")
     with NodeWriter(tmp_path, "a") as node:
         node.append([event("1")])
         with (
-            patch.object(last_sequences.Lasts, "_put", side_effect=full),
+            patch.object(Lasts, "_put", side_effect=full),
             pytest.raises(JournalAway, match=NOTHING),
         ):
             node.append([event("2")])

@@ -25,7 +25,7 @@ Files in the folder:
     merged/lock             locked by the merger
 
 `node_writer` has the protocols of an append and of a takeover, `log` the fence, the logs and their seals, `ownership`
-how entities move from node to node, `last_sequences` the source of sequences, `ids` the detection of repeated appends.
+how entities move from node to node, `node_index` the source of sequences and the detection of repeated appends.
 `merger` has the protocol of the merge, `partition` the columns and files, `gaps` the missing events, `node_journal`
 and `receipts` the reading side, `coverage` how much of the logs a reader has read.
 """

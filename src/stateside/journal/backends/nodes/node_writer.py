@@ -19,8 +19,6 @@ from stateside.journal.append_batch import AppendRequest, EventPlace
 from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX
 from stateside.journal.backends.files.lock import WAIT_S_MAX
 from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.backends.nodes.ids import KnownIds, copy_index
-from stateside.journal.backends.nodes.last_sequences import Lasts
 from stateside.journal.backends.nodes.log import (
     Fence,
     FencedLog,
@@ -31,6 +29,7 @@ from stateside.journal.backends.nodes.log import (
     node_logs,
     reaching,
 )
+from stateside.journal.backends.nodes.node_index import KnownIds, Lasts, copy_index
 from stateside.journal.backends.nodes.ownership import (
     NodeSlots,
     become_owner,
@@ -245,7 +244,7 @@ class NodeWriter(LogWriter):
     def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> OneLog:
         """Steps 4 to 7; the log does 4 to 6."""
         first = self._offset
-        self._index.write_if_due()
+        self._index.flush_if_due()
         self._log.store(batch)
         self._index.note(self.log, first, batch)
         self._known.note(first, batch)
