@@ -26,13 +26,13 @@ Files in the folder:
 
 `node_writer` has the protocols of an append and of a takeover, `log` the fence, the logs and their seals, `ownership`
 how entities move from node to node, `node_index` the source of sequences and the detection of repeated appends.
-`merger` has the protocol of the merge, `partition` the columns and files, `gaps` the missing events, `node_journal`
-and `receipts` the reading side, `coverage` how much of the logs a reader has read.
+`merger` has the protocol of the merge, `partition` the columns and files, with the gaps, `node_journal` and `receipts`
+the reading side.
 """
 
-from stateside.journal.backends.nodes.gaps import Gap
 from stateside.journal.backends.nodes.merger import Merger
 from stateside.journal.backends.nodes.node_journal import MergedJournal
 from stateside.journal.backends.nodes.node_writer import NodeWriter
+from stateside.journal.backends.nodes.partition import Gap
 
 __all__ = ["Gap", "MergedJournal", "Merger", "NodeWriter"]

@@ -27,11 +27,12 @@ from stateside.core.positions import Position
 from stateside.core.storage import CLOSED
 from stateside.journal.backends.files.lock import lock_alone
 from stateside.journal.backends.files.segment import PARTITION, DurableEnd
-from stateside.journal.backends.nodes.gaps import Gap, Gaps
 from stateside.journal.backends.nodes.log import NodeLog, is_sealed, node_logs, reaching
 from stateside.journal.backends.nodes.node_index import Lasts
 from stateside.journal.backends.nodes.partition import (
     MERGED,
+    Gap,
+    Gaps,
     MergedLog,
     MergedPartition,
     Piece,
