@@ -412,18 +412,18 @@ def _node(folder: Path, clock: Clock) -> Iterator[NodeWriter]:
 class _Merged:
     """The merged stream of the one node, with positions as the node gives them: offsets are the same in both."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, log: str) -> None:
+        self._folder, self._log = folder, log
 
     def id(self) -> str | None:
         return self._merged().id()
 
     def end(self) -> Position:
-        return Position.of({"a.1": self._merged().end()["0"]})
+        return Position.of({self._log: self._merged().end()["0"]})
 
     def events(self, start: Position | None = None, stop: Position | None = None) -> Iterator[Event]:
-        first = 0 if start is None else start["a.1"]
-        last = None if stop is None else Position.of({"0": stop["a.1"]})
+        first = 0 if start is None else start[self._log]
+        last = None if stop is None else Position.of({"0": stop[self._log]})
         return self._merged().log("0").events(Position.of({"0": first}), last)
 
     def unstored(self, events: Sequence[Event], since: Position) -> list[Event]:
@@ -441,7 +441,14 @@ class TestANodesJournal(JournalContract):
     writer = staticmethod(_node)
 
     def reader(self, folder: Path) -> Journal:
-        return cast(Journal, _Merged(folder))
+        return cast(Journal, _Merged(folder, "a.1"))
+
+
+class TestTheSharedNodeSJournal(JournalContract):
+    writer = staticmethod(lambda folder, clock: MergedJournal(folder).writer(clock=clock))
+
+    def reader(self, folder: Path) -> Journal:
+        return cast(Journal, _Merged(folder, "shared.1"))
 
 
 @pytest.mark.parametrize("backend", ["memory", "files", "nodes"])

@@ -34,7 +34,7 @@ from stateside.journal import index as index_module
 from stateside.journal.admin import JournalFiles, drop
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.backends.files.lock import Turns
-from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, last_sequences, partition
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter, partition
 from stateside.journal.contract import Journal
 from stateside.journal.queries import Queries, QueryViews
 from tests.disks import fill, mounted
@@ -402,7 +402,7 @@ def test_a_damaged_index_is_told_ends_no_process_and_may_be_deleted(
 ) -> None:
     monkeypatch.setattr(index_module, "EVENTS_READ_MAX", 1)
     monkeypatch.setattr(index_module, "WRITTEN_AT_ONCE", 1)
-    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(index_module, "UNWRITTEN_MAX", 1)
     for number in range(2):
         with WRITERS[where](tmp_path) as writer:
             writer.append_to("entity-0", [event(2 * number)])

@@ -74,7 +74,7 @@ def test_a_successor_makes_an_index_anew_whose_last_epoch_s_was_cut_short(
     fill = """
 with NodeWriter(folder, "a") as node:
     node.append(events)
-    node._index.write()
+    node._index.flush()
 """
     run_python(FILL + fill, tmp_path)
     cut(tmp_path / "nodes" / "a" / "1" / "index")

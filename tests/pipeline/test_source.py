@@ -160,7 +160,7 @@ def test_a_batch_is_a_range_of_offsets_and_by_default_all_that_is_there(tmp_path
     events = fill(tmp_path)
     assert [row["id"] for row in batch(tmp_path)] == [event.id for event in events]
     assert [row["offset"] for row in batch(tmp_path, start="0:5", end="0:32")] == list(range(5, 32))
-    assert batch(tmp_path, start="0:7", end="0:7") == batch(tmp_path / "nothing") == []
+    assert batch(tmp_path, start="0:7", end="0:7") == []
     with pytest.raises(PositionAhead, match="end 0:41 lies beyond the stream's end, 0:40"):
         batch(tmp_path, end="0:41")
     with pytest.raises(PositionInvalid, match="does not lie before"):
@@ -388,6 +388,32 @@ def test_a_journal_that_is_away_is_waited_for_and_not_taken_for_another_one(tmp_
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
+@pytest.mark.parametrize("options", [{}, {"start": "0:5"}, {"end": "0:9"}, {"start": "begin"}])
+def test_a_batch_read_of_a_journal_that_is_away_is_an_error_and_not_empty(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    JournalWriter(tmp_path / "journal").close()
+    assert batch(tmp_path / "journal") == [], "a journal without events is empty"
+    fill(tmp_path / "journal")
+    (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    for left in ("nothing", "an empty folder"):
+        with pytest.raises(JournalAway, match="The journal is away"):
+            batch(tmp_path / "journal", **options)
+        if left == "nothing":
+            (tmp_path / "journal").mkdir()
+    assert list((tmp_path / "journal").iterdir()) == []
+    (tmp_path / "journal").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "journal")
+    assert batch(tmp_path / "journal", **options)
+
+
+def test_a_batch_read_of_nodes_that_no_merger_has_read_is_an_error(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "a") as node:
+        node.append([Event("1", "emma", "call", 1, {})])
+    with pytest.raises(JournalAway, match="once a merger ran"):
+        batch(tmp_path)
+
+
 def test_a_folder_with_a_log_of_its_own_and_nodes_is_refused(nodes: tuple[Path, dict[str, Position]]) -> None:
     """Nobody makes one by accident: a writer does not begin a log beside nodes."""
     folder, _ = nodes
@@ -401,6 +427,7 @@ def test_a_folder_with_a_log_of_its_own_and_nodes_is_refused(nodes: tuple[Path, 
 
 
 def test_an_empty_batch_read_gives_rows_of_the_right_schema_or_none(tmp_path: Path) -> None:
+    JournalWriter(tmp_path).close()
     reader = JournalBatchReader(schema(), {"path": str(tmp_path)})
     assert reader.partitions() == []
     assert pa.Table.from_batches(list(reader.read(None)), pa.schema([])).num_rows == 0  # type: ignore[arg-type]

@@ -87,10 +87,12 @@ def hours_server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     yield from serving(layout, tmp_path_factory.mktemp("logs") / "hours.log", "/v1/views/hourly/rows/lamp")
 
 
-def serving(layout: Layout, log: Path, path: str = "/v1/customers/c0/bill") -> collections.abc.Generator[str]:
+def serving(
+    layout: Layout, log: Path, path: str = "/v1/customers/c0/bill", *options: str
+) -> collections.abc.Generator[str]:
     """Start a server as a process, wait until it answers, and stop it in the end."""
     port = free_port()
-    command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", str(port)]
+    command = [sys.executable, "-m", "stateside", "serve", "--dir", str(layout.root), "--port", str(port), *options]
     child = Child(command, log)
     try:
         url = f"http://127.0.0.1:{port}"

@@ -254,7 +254,7 @@ def drop_generation(folder: Path, name: str) -> None:
 @click.command()
 @click.option("--dir", "folder", required=True, type=FOLDER, help="The application's folder; made if there is none.")
 @kafka_option
-@click.option("--node", metavar="NAME", help="Append as this node, to its own log (docs/nodes.md).")
+@click.option("--node", metavar="NAME", help="Append as this node, to its own log; default: the shared one.")
 @click.option("--take-over", is_flag=True, help="Of a node whose owner is paused or away: fence it.")
 @click.option("--dead-letters", type=FILE, help="Go on at lines that are refused, and add them here with the reason.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt and the counts as a JSON object.")

@@ -1,11 +1,15 @@
-"""LMDB indexes beside a journal's segments: the offset of each id, and the last sequence of each entity.
+"""The index of a journal's events: the place of each id, and the last sequence of each entity, in LMDB.
+
+`DerivedIndex` is the index of every backend: here of a journal on files, in `backends.nodes.node_index` of the logs of
+nodes, in `backends.kafka.topic_index` of a topic. An index is derived and may be deleted while closed: the next writer
+rebuilds the index. An index of another journal, or one beyond the journal's end, is rebuilt as well.
+
+On files:
 
     NAME:    blake2b of the key, 16 bytes -> u64
     meta:    "journal" -> the journal's id     "covers" -> the offset up to which the index has all events
 
-An index is derived from the journal and may be deleted at any time: the next writer rebuilds the index. An index of
-another journal, or one beyond the journal's end, is rebuilt as well. A small journal has no index on disk: the writer
-reads the journal's events instead.
+A small journal on files has no index on disk: the writer reads the journal's events instead.
 
 `Ids`, in `ids/`: for each id the offset of its first event, so that an append stores each id once. Events after the
 covered offset stay in memory until there are enough for one write, so an append waits for no second sync. On disk an
@@ -39,58 +43,137 @@ from stateside.journal.columns import SCHEMA
 from stateside.journal.contract import Log
 
 MAP_BYTES_START = 64 << 20
+UNWRITTEN_MAX = 50_000  # entries of an owner's index; about 10 MB in memory
 _HASH_BYTES = 16
 _NUMBER = struct.Struct("<Q")
 
 
-class Index:
-    """An index on disk, opened for one turn: no process keeps an index open that may be deleted or grow meanwhile.
+class DerivedIndex:
+    """Entries by hashed name in LMDB, derived from logs. For one process and one thread at a time.
+
+    An entry stays in memory until `flush` writes all of them, in one transaction with the marks that state how far the
+    logs are covered. So a crash costs no more than reading the rest of the logs again. JournalAway if the index cannot
+    be kept.
+    """
+
+    def __init__(self, directory: Path, what: str, databases: tuple[str, str] | None = None) -> None:
+        """`what`: for messages. `databases`: those of the entries and of the marks, if not both the main one."""
+        self._directory, self._what, self._databases = directory, what, databases
+        self._unwritten: dict[bytes, bytes] = {}
+        with keeping(what, directory):
+            self._open()
+
+    def values(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """The value of each key; None for an unknown key."""
+        with keeping(self._what, self._directory), self._environment.begin(db=self._entries) as transaction:
+            return [self._value(transaction, key) for key in keys]
+
+    def add(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add entries, in memory: must not fail, as their events are stored already."""
+        unwritten, counts = self._unwritten, self.counts
+        for key, value in entries:
+            unwritten[key] = counts(key, unwritten[key], value) if key in unwritten else value
+
+    def counts(self, key: bytes, stored: bytes, new: bytes) -> bytes:
+        """The value that counts, of two for one key."""
+        return new
+
+    def flush_if_due(self) -> None:
+        """Write if many entries wait. Called before an append, as nothing may fail afterwards."""
+        if len(self._unwritten) >= UNWRITTEN_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all entries, and the marks."""
+        with keeping(self._what, self._directory):
+            write(self._environment, self._put)
+        self._unwritten = {}
+
+    def marks(self) -> Iterable[tuple[bytes, bytes]]:
+        """How far the logs are covered by the entries, once these are written."""
+        return ()
+
+    def forget(self) -> None:
+        """Start over with an empty index, if the old one does not match the logs."""
+        with keeping(self._what, self._directory):
+            self._environment.close()
+            self._unwritten = {}
+            shutil.rmtree(self._directory)
+            self._open()
+
+    def close(self) -> None:
+        """Close the files. Unwritten entries are read from the logs again."""
+        self._environment.close()
+
+    def _stored(self, mark: bytes) -> list[tuple[bytes, bytes]]:
+        """The marks on disk with this prefix."""
+        found = []
+        with keeping(self._what, self._directory), self._environment.begin(db=self._marks) as transaction:
+            cursor = transaction.cursor()
+            there = cursor.set_range(mark)
+            while there and cursor.key().startswith(mark):
+                found.append((cursor.key(), cursor.value()))
+                there = cursor.next()
+        return found
+
+    def _value(self, transaction: lmdb.Transaction, key: bytes) -> bytes | None:
+        unwritten, found = self._unwritten.get(key), transaction.get(key)
+        if unwritten is None or found is None:
+            return unwritten if found is None else bytes(found)
+        return self.counts(key, bytes(found), unwritten)
+
+    def _put(self, transaction: lmdb.Transaction) -> None:
+        for key, value in sorted(self._unwritten.items()):
+            found = transaction.get(key, db=self._entries)
+            transaction.put(key, value if found is None else self.counts(key, bytes(found), value), db=self._entries)
+        for key, value in self.marks():
+            transaction.put(key, value, db=self._marks)
+
+    def _open(self) -> None:
+        self._directory.mkdir(exist_ok=True)  # no parents: fails if the journal itself is away
+        map_bytes = growing(self._directory, MAP_BYTES_START)
+        count = 0 if self._databases is None else 2
+        self._environment = open_environment(self._directory, databases_max=count, map_bytes=map_bytes)
+        names = (None, None) if self._databases is None else tuple(name.encode() for name in self._databases)
+        self._entries, self._marks = (self._environment.open_db(name) for name in names)
+
+
+class Index(DerivedIndex):
+    """Numbers of one log's ids or entities, opened for one turn: other processes delete or grow the index meanwhile.
 
     Only the writer that has the turn may open an index. `end` is the offset at which the journal ends.
     """
 
     def __init__(self, directory: Path, name: str, journal: Log, end: int) -> None:
-        self._directory, self._name = directory, name.encode()
+        super().__init__(directory, directory.name, (name, "meta"))
         self._journal = (journal.id() or "").encode()
-        self._open()
-        with self._environment.begin() as transaction:
-            found, covers = (transaction.get(name, db=self._meta) for name in (b"journal", b"covers"))
-        self.covers = 0 if covers is None else int(_NUMBER.unpack(covers)[0])
-        if found not in (None, self._journal) or self.covers > end:  # of another journal, or beyond the end of this one
-            self._environment.close()
-            shutil.rmtree(directory)
-            self._open()
+        stored = dict(self._stored(b""))
+        self.covers = int(_NUMBER.unpack(stored.get(b"covers", bytes(_NUMBER.size)))[0])
+        if stored.get(b"journal", self._journal) != self._journal or self.covers > end:
+            self.forget()
             self.covers = 0
 
     def numbers(self, hashes: Sequence[bytes]) -> list[int | None]:
         """The number of each hashed key; None for an unknown key."""
-        with self._environment.begin(db=self._numbers) as transaction:
-            found = [transaction.get(hash_) for hash_ in hashes]
-        return [None if number is None else _NUMBER.unpack(number)[0] for number in found]
+        return [None if value is None else _NUMBER.unpack(value)[0] for value in self.values(hashes)]
 
     def write(self, numbers: Iterable[tuple[bytes, int]], covers: int, *, overwrite: bool) -> None:
-        """Add numbers; the index then has all events before `covers`. Without `overwrite` existing numbers stay."""
+        """Write numbers; the index then has all events before `covers`. Without `overwrite` existing numbers stay."""
         items = [(hash_, _NUMBER.pack(number)) for hash_, number in sorted(numbers)]
 
         def put(transaction: lmdb.Transaction) -> None:
-            transaction.cursor(self._numbers).putmulti(items, overwrite=overwrite)
-            transaction.put(b"journal", self._journal, db=self._meta)
-            transaction.put(b"covers", _NUMBER.pack(covers), db=self._meta)
+            transaction.cursor(self._entries).putmulti(items, overwrite=overwrite)
+            transaction.put(b"journal", self._journal, db=self._marks)
+            transaction.put(b"covers", _NUMBER.pack(covers), db=self._marks)
 
         write(self._environment, put)
         self.covers = covers
-
-    def _open(self) -> None:
-        self._directory.mkdir(exist_ok=True)  # no parents: fails if the journal itself is away
-        map_bytes = growing(self._directory, MAP_BYTES_START)
-        self._environment = open_environment(self._directory, databases_max=2, map_bytes=map_bytes)
-        self._numbers, self._meta = (self._environment.open_db(name) for name in (self._name, b"meta"))
 
     def __enter__(self) -> Index:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._environment.close()
+        self.close()
 
 
 def hash_of(key: str) -> bytes:

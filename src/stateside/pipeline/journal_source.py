@@ -384,7 +384,21 @@ class JournalBatchReader(EventReader, DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        stored = self._stored()
+        """JournalAway if there is no journal: an empty answer would pass for one without events."""
+        with self._noticing_absence():
+            return self._planned(self._stored())
+
+    def _away(self) -> JournalAway:
+        return JournalAway(
+            "The journal is away, or there is none",
+            where=str(self._folder),
+            next_step="Bring it back, or name its folder. A journal exists once a writer opened it; "
+            "that of nodes, once a merger ran",
+        )
+
+    def _planned(self, stored: Stored) -> list[InputPartition]:
+        if stored.id is None:
+            raise self._away()
         first, last = self._first(stored), stored.end() if self._end is None else Position.parse(self._end)
         check_within(stored, first, "start")
         check_within(stored, last, "end")

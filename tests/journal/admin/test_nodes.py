@@ -88,10 +88,10 @@ class TestTheCommands:
         assert "0 events merged, up to" in run("merge", "--dir", folder, "--once").stdout
         assert run("ids", "--dir", folder).stdout.split() == ["ben", "emma"]
         assert run("tags", "--dir", folder).stdout == "           2  night\n"
-        refused = run("append", "--dir", folder, given=line % ("x", "x"))
-        assert (refused.exit_code, "`stateside append --node NAME`" in refused.stderr) == (1, True)
-        elsewhere = run("append", "--dir", folder, "--node", "bremen", given=line % ("x", "emma"))
-        assert (elsewhere.exit_code, "written by the node hamburg" in elsewhere.stderr) == (1, True)
+        assert run("append", "--dir", folder, given=line % ("x", "x")).stdout == "shared.1:1\n"
+        for node in (["--node", "bremen"], []):
+            elsewhere = run("append", "--dir", folder, *node, given=line % ("x", "emma"))
+            assert (elsewhere.exit_code, "written by the node hamburg" in elsewhere.stderr) == (1, True)
 
     @pytest.mark.parametrize("views", [False, True], ids=["without views", "with views"])
     def test_they_work_on_the_merged_stream(self, tmp_path: Path, journal: Path, views: bool) -> None:
@@ -220,7 +220,7 @@ class TestTrimming:
             receipt = node.append_to("emma", [events(range(1))[0]])
             assert node._known._ids is not None
             if index == "written before":
-                node._known._ids.write()
+                node._known._ids.flush()
         trim(journal)
         if index == "deleted":
             shutil.rmtree(journal / "nodes" / "a" / "1" / "places")

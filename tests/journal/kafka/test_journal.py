@@ -15,7 +15,7 @@ from stateside.core.errors import EventsGone, JournalAway, PositionInvalid, Sett
 from stateside.core.positions import Position
 from stateside.core.processes import free_port
 from stateside.journal import Event
-from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, consumers, create_topic
+from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic, topic_reader
 from stateside.journal.queries import Queries, QueryViews
 from stateside.testbed.broker import Broker
 from tests.journal.entities.accounts import Account, Pay
@@ -94,7 +94,7 @@ def test_what_a_consumer_met_ahead_of_its_last_reader_is_not_told_to_the_next_on
 def test_a_reader_that_takes_its_time_is_not_led_into_another_topic(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "MESSAGES_AT_ONCE", 2)
+    monkeypatch.setattr(topic_reader, "MESSAGES_AT_ONCE", 2)
     topic = new_topic(broker)
     with KafkaWriter(topic, tmp_path) as writer:
         writer.append([event(f"old-{n}") for n in range(9)])

@@ -17,9 +17,8 @@ from stateside.core.positions import Position
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.backends.kafka import KafkaJournal, KafkaWriter, Topic, create_topic
 from stateside.journal.backends.kafka.admin import Admin, Described
-from stateside.journal.backends.kafka.folder_writer import PlacedWriter
 from stateside.journal.backends.kafka.topic import topic_at
-from stateside.journal.backends.kafka.topic_folder import NAME, place, placed, topic_of
+from stateside.journal.backends.kafka.topic_folder import NAME, PlacedWriter, place, placed, topic_of
 from stateside.journal.backends.kafka.topic_reader import TopicLog
 from stateside.journal.backends.nodes import NodeWriter
 from stateside.journal.columns import encode

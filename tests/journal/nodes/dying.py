@@ -57,6 +57,7 @@ def kill(node: NodeWriter) -> None:
     node._known.close()
     node._log._close_all()
     os.close(node._lock)
+    os.close(node._claim_lock)
 
 
 def event(id_: str, entity: str = "emma") -> Event:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from stateside.core.errors import JournalAway
-from stateside.journal.backends.nodes import NodeWriter, last_sequences
-from stateside.journal.backends.nodes.last_sequences import Lasts
+from stateside.journal import index as index_module
+from stateside.journal.backends.nodes import NodeWriter
 from stateside.journal.backends.nodes.log import node_logs
+from stateside.journal.backends.nodes.node_index import Lasts
 from tests.journal.nodes.dying import event
 
 
@@ -27,7 +28,7 @@ def fill(folder: Path) -> None:
 def test_the_highest_sequence_counts_whichever_log_is_read_last(
     tmp_path: Path, unwritten_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", unwritten_max)
+    monkeypatch.setattr(index_module, "UNWRITTEN_MAX", unwritten_max)
     fill(tmp_path)
     followed = index(tmp_path)
     followed.follow()
@@ -41,12 +42,12 @@ def test_the_highest_sequence_counts_whichever_log_is_read_last(
 
 
 def test_an_index_grows_beyond_its_first_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_sequences, "MAP_BYTES_START", 64 << 10)
+    monkeypatch.setattr(index_module, "MAP_BYTES_START", 64 << 10)
     with NodeWriter(tmp_path, "a") as node:
         node.append([event(f"{number}", f"entity-{number}") for number in range(5_000)])
     followed = index(tmp_path)
     followed.follow()
-    followed.write()
+    followed.flush()
     followed.close()
     again = index(tmp_path)
     assert again.covers("a.1") == 5_000
@@ -59,7 +60,7 @@ def test_a_log_that_is_away_when_the_index_is_written_is_read_again(tmp_path: Pa
     followed = index(tmp_path)
     followed.follow()
     away = (tmp_path / "nodes" / "b").rename(tmp_path / "away")
-    followed.write()
+    followed.flush()
     followed.close()
     away.rename(tmp_path / "nodes" / "b")
     again = index(tmp_path)

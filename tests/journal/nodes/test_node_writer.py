@@ -27,9 +27,10 @@ from stateside.core.errors import (
 from stateside.core.lease import Held, Owner
 from stateside.core.positions import Position
 from stateside.journal import append_batch
-from stateside.journal.backends.nodes import NodeWriter, last_sequences, node_writer
-from stateside.journal.backends.nodes.ids import NodeIds
+from stateside.journal import index as index_module
+from stateside.journal.backends.nodes import NodeWriter, node_writer
 from stateside.journal.backends.nodes.log import NodeLog, complete_logs, is_sealed, node_lease, node_logs
+from stateside.journal.backends.nodes.node_index import Lasts, NodeIds
 from stateside.journal.backends.nodes.ownership import SLOTS, slot_of
 from stateside.journal.columns import encode
 from tests.journal.conftest import strangers
@@ -65,6 +66,48 @@ def test_a_node_opened_again_goes_on_in_its_log(tmp_path: Path) -> None:
 def test_a_node_has_one_owner_at_a_time(tmp_path: Path) -> None:
     with NodeWriter(tmp_path, "a"), pytest.raises(JournalLocked, match=f"Process {os.getpid()} owns this node"):
         NodeWriter(tmp_path, "a")
+
+
+def test_processes_share_a_node_and_know_each_other_s_events(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as one, NodeWriter(tmp_path, "s", shared=True) as other:
+        for number in range(1, 5):
+            writer = (one, other)[number % 2]
+            assert writer.append_to("emma", [event(f"{number}")], number - 1).position == Position.of({"s.1": number})
+        assert other.append_to("emma", [event("1")]).position == one.append([event("1")]) == Position.of({"s.1": 1})
+        with pytest.raises(JournalLocked, match="owns this node"):
+            NodeWriter(tmp_path, "s")
+        with pytest.raises(SettingInvalid, match="take_over=True"):
+            one.release([slot_of("emma")])
+    with NodeWriter(tmp_path, "s") as alone, pytest.raises(JournalLocked, match="owns this node"):
+        assert alone.append_to("emma", [event("5")], 4).position == Position.of({"s.1": 5})
+        NodeWriter(tmp_path, "s", shared=True)
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_an_append_of_one_owner_killed_anywhere_is_there_once_for_the_others(tmp_path: Path, call: int) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as other:
+        one = NodeWriter(tmp_path, "s", shared=True)
+        one.append([event("1")])
+        with suppress(Killed), at_call("pwrite", call, die):
+            one.append([event("2")])
+        kill(one)
+        assert other.append_to("emma", [event("2")]).last_sequence == 2
+        assert other.append_to("emma", [event("3")]).last_sequence == 3
+    assert all_ids(tmp_path) == [("1", 1), ("2", 2), ("3", 3)]
+
+
+def test_a_takeover_fences_all_who_share_a_node(tmp_path: Path) -> None:
+    with NodeWriter(tmp_path, "s", shared=True) as one, NodeWriter(tmp_path, "s", shared=True) as other:
+        one.append([event("1")])
+        with NodeWriter(tmp_path, "s", take_over=True) as successor:
+            for fenced in (one, other):
+                with pytest.raises(JournalFenced):
+                    fenced.append([event("2")])
+            successor.release(successor.slots)
+        with NodeWriter(tmp_path, "b") as elsewhere:
+            assert elsewhere.append_to("emma", [event("2")]).last_sequence == 2
+        with NodeWriter(tmp_path, "s", shared=True) as again, pytest.raises(EntityElsewhere):
+            again.append([event("3")])
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "../a", "-a", "ä", "a" * 64])
@@ -129,7 +172,7 @@ def test_the_same_events_again_get_their_first_receipt_from_any_owner_and_any_no
 def test_the_index_may_be_deleted(tmp_path: Path, deleted: bool) -> None:
     with NodeWriter(tmp_path, "a") as node:
         receipt = node.append_to("emma", [event("1")])
-        node._index.write()
+        node._index.flush()
     if deleted:
         for path in (tmp_path / "nodes" / "a" / "1" / "index").iterdir():
             path.unlink()
@@ -142,7 +185,7 @@ def test_an_index_of_other_logs_is_made_anew(tmp_path: Path) -> None:
     for folder, count in ((tmp_path / "one", 3), (tmp_path / "other", 1)):
         with NodeWriter(folder, "a") as node:
             node.append_to("emma", [event(f"{folder.name}-{number}") for number in range(count)])
-            node._index.write()
+            node._index.flush()
     for path in (tmp_path / "one" / "nodes" / "a" / "1" / "index").iterdir():
         path.replace(tmp_path / "other" / "nodes" / "a" / "1" / "index" / path.name)
     with NodeWriter(tmp_path / "other", "a") as node:
@@ -486,7 +529,7 @@ LATER_OWNER = """
 import sys
 from pathlib import Path
 from stateside.journal import Event
-from stateside.journal.backends.nodes import NodeWriter, last_sequences
+from stateside.journal.backends.nodes import NodeWriter
 with NodeWriter(Path(sys.argv[1]), "a") as node:
     print(node.append_to("emma", [Event("2", "emma", "call", 1, {})]).position)
 """
@@ -566,12 +609,12 @@ def test_who_cannot_look_into_the_epoch_behind_a_sync_takes_nothing_more(tmp_pat
 def test_an_index_that_cannot_be_written_stops_an_append_before_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_sequences, "UNWRITTEN_MAX", 1)
+    monkeypatch.setattr(index_module, "UNWRITTEN_MAX", 1)
     full = OSError(28, "No space left on device")
     with NodeWriter(tmp_path, "a") as node:
         node.append([event("1")])
         with (
-            patch.object(last_sequences.Lasts, "_put", side_effect=full),
+            patch.object(Lasts, "_put", side_effect=full),
             pytest.raises(JournalAway, match=NOTHING),
         ):
             node.append([event("2")])

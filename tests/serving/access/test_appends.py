@@ -11,6 +11,8 @@ import pytest
 from stateside.core.errors import AccessDenied, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog
+from stateside.journal.backends.nodes import NodeWriter
+from stateside.journal.backends.nodes.log import node_logs
 from stateside.serving.access.principal import OPERATOR, Appends, Principal, check_appends
 from stateside.serving.access.tokens import Issuer, holder_of
 from stateside.serving.access.verifier import Verifier
@@ -64,6 +66,15 @@ def test_a_scoped_token_appends_its_own_events_and_an_unscoped_one_all(layout: L
     post(layout, holder(), event("@c1/1"), event("@c1/2"))
     post(layout, OPERATOR, event("a", "c2", "credit", tags=["t"]))
     assert [each.id for each in FileLog(layout.journal).events()] == ["@c1/1", "@c1/2", "a"]
+
+
+def test_a_scoped_token_appends_its_own_events_to_a_folder_of_nodes_and_no_others(layout: Layout) -> None:
+    with NodeWriter(layout.journal, "hamburg"):
+        pass
+    post(layout, holder(), event("@c1/1"))
+    with pytest.raises(AccessDenied):
+        post(layout, holder(), event("@c1/2"), event("@c2/1", "c2"))
+    assert [each.id for log in node_logs(layout.journal).values() for each in log.events()] == ["@c1/1"]
 
 
 def test_of_two_entities_no_id_is_both_s() -> None:

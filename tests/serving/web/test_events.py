@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stateside.core.errors import EventRefused, IdConflict, JournalAway, RequestInvalid, TooManyRequests
+from stateside.core.errors import EntityElsewhere, EventRefused, IdConflict, JournalAway, TooManyRequests
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog, JournalWriter
-from stateside.journal.backends.nodes import NodeWriter
+from stateside.journal.backends.nodes import MergedJournal, Merger, NodeWriter
+from stateside.journal.contract import Appended
 from stateside.journal.payload import ViewFields, keep_fields
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.rows.view_readers import ViewReaders
@@ -141,11 +143,65 @@ def test_a_stored_id_with_other_content_is_a_conflict_of_its_own_request_alone(l
     assert [each.id for each in FileLog(layout.journal).events()] == ["a", "b"]
 
 
-def test_events_of_a_folder_of_nodes_are_refused_as_a_bad_request(layout: Layout) -> None:
+def test_a_folder_of_nodes_takes_events_beside_a_node_that_goes_on(layout: Layout) -> None:
+    with NodeWriter(layout.journal, "hamburg") as hamburg:
+        hamburg.append([Event("h-1", "hugo", "call", 1, {})])
+        for number in (1, 2):
+            found = post(layout, json.dumps({"events": [event(f"e-{number}"), event(f"e-{number}")]}).encode())
+            assert [str(receipt) for receipt in found["receipts"]] == [f"shared.1:{number}"] * 2
+            hamburg.append([Event(f"h-{number + 1}", "hugo", "call", 1, {})])
+        again = post(layout, json.dumps({"events": [event("e-1"), event("e-3")]}).encode())
+        assert [str(receipt) for receipt in again["receipts"]] == ["shared.1:1", "shared.1:3"]
+        with pytest.raises(IdConflict, match="'e-1'"):
+            post(layout, json.dumps({"events": [event("e-4"), event("e-1", tags=["night"])]}).encode())
+    with Merger(layout.journal, partitions=2) as merger:
+        merger.merge()
+    stream = MergedJournal(layout.journal)
+    merged = sorted((each.entity, each.sequence, each.id) for each in stream.events())
+    assert merged == [(who, n, f"{who[0]}-{n}") for who in ("emma", "hugo") for n in (1, 2, 3)]
+    assert stream.covers(again["receipt"])
+
+
+def test_an_entity_of_another_node_is_refused_and_the_writer_goes_on(layout: Layout) -> None:
+    made = Appender(layout)
+    hugo, emma = Event("h-1", "hugo", "call", 1, {}), Event("e-1", "emma", "call", 1, {})
+
+    async def go() -> None:
+        with NodeWriter(layout.journal, "hamburg") as hamburg:
+            hamburg.append([hugo])
+            requests = made.append([emma, replace(hugo, id="h-2")]), made.append([emma])
+            refused, stored = await asyncio.gather(*requests, return_exceptions=True)
+            assert isinstance(refused, EntityElsewhere) and "by the node hamburg" in str(refused)
+            assert isinstance(stored, Appended) and str(stored.position) == "shared.1:1"
+            writer = made._writer
+            with pytest.raises(EntityElsewhere):
+                await made.append([hugo])
+            assert made._writer is writer is not None
+            hamburg.release(hamburg.slots)
+            moved = await made.append([replace(hugo, id="h-2"), hugo])
+            assert str(moved.position) == "hamburg.1:1,shared.1:2", "the first one is at the node that stored it"
+
+    asyncio.run(go())
+
+
+def test_nodes_whose_disk_is_away_do_not_become_new_ones(layout: Layout) -> None:
     with NodeWriter(layout.journal, "hamburg"):
         pass
-    with pytest.raises(RequestInvalid, match="written by its nodes"):
-        post(layout, json.dumps({"events": [event("a")]}).encode())
+    made, away = Appender(layout), layout.root / "away"
+
+    async def go() -> None:
+        await made.append([Event("a", "emma", "call", 1, {})])
+        layout.journal.rename(away)
+        layout.journal.mkdir()
+        for _ in range(2):
+            with pytest.raises(JournalAway):
+                await made.append([Event("b", "emma", "call", 1, {})])
+        assert list(layout.journal.iterdir()) == []
+        layout.journal.rmdir()
+        away.rename(layout.journal)
+        assert str((await made.append([Event("b", "emma", "call", 1, {})])).position) == "shared.1:2"
+
+    asyncio.run(go())
 
 
 def test_the_receipt_of_a_request_covers_new_and_repeated_events(layout: Layout) -> None:
@@ -332,3 +388,37 @@ class TestOverHttp:
         assert httpx.get(f"{url}/v1/events").status_code == 405
         events = [event(str(number)) for number in range(EVENTS_MAX + 1)]
         assert httpx.post(f"{url}/v1/events", json={"events": events}).status_code == 400
+
+
+@pytest.mark.e2e
+def test_workers_of_a_server_and_another_node_write_one_folder_of_nodes(tmp_path: Path) -> None:
+    """Two worker processes share a node; each entity's events, sent one after the other, keep their order."""
+    folder = Layout(tmp_path / "shop")
+    with NodeWriter(folder.journal, "hamburg") as hamburg:
+        hamburg.append([Event("h-0", "hugo", "call", 1, {})])
+        with contextmanager(serving)(folder, tmp_path / "server.log", "/healthz", "--workers", "2") as url:
+
+            def send(entity: str) -> list[str]:
+                bodies = [{"events": [event(f"{entity}-{number}", entity=entity)]} for number in range(20)]
+                answers = [httpx.post(f"{url}/v1/events", json=body, timeout=60) for body in bodies * 2]
+                assert {answer.status_code for answer in answers} == {200}, answers[0].text
+                receipts = [answer.json()["receipt"] for answer in answers]
+                assert receipts[:20] == receipts[20:], "a connection each, so either worker may answer"
+                return receipts[:20]
+
+            with ThreadPoolExecutor(4) as pool:
+                sent = pool.map(send, [f"e{number}" for number in range(8)])
+                for number in range(1, 20):
+                    hamburg.append([Event(f"h-{number}", "hugo", "call", 1, {})])
+                receipts = [receipt for found in sent for receipt in found]
+            refused = httpx.post(f"{url}/v1/events", json={"events": [event("x", entity="hugo")]})
+            assert (refused.status_code, refused.json()["type"]) == (409, "urn:stateside:problem:entity-elsewhere")
+    assert len(set(receipts)) == 160
+    with Merger(folder.journal, partitions=2) as merger:
+        merger.merge()
+    order: dict[str, list[str]] = {}
+    for each in MergedJournal(folder.journal).events():
+        order.setdefault(each.entity, []).append(each.id)
+        assert each.sequence == len(order[each.entity])
+    expected = {f"e{n}": [f"e{n}-{number}" for number in range(20)] for n in range(8)}
+    assert order == expected | {"hugo": [f"h-{number}" for number in range(20)]}

@@ -24,7 +24,7 @@ Trimming drops merged events from the nodes' logs, by the same rules. The merger
 in the stream for good, and its last frames record so durably. The newest segment of a log stays, and so do events
 needed by a reader registered in the log's own folder. The log's base keeps every entity's last sequence, so that nodes
 continue sequences without gaps, even with rebuilt indexes. Nodes find the ids of trimmed events in the stream
-(`nodes.ids.trimmed`).
+(`nodes.node_index.trimmed`).
 """
 
 from __future__ import annotations

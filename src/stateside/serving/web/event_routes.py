@@ -8,6 +8,9 @@ While the journal's disk is away each append is refused, and the next one tries 
 the journal, such as an unmounted disk leaves, does not become a new journal: the journal's id is known from the first
 append on, and before that from the views that have read the journal: from a view's note, or else from its checkpoint,
 looked up when a writer is opened.
+
+Where nodes write the journal, the server is one of the owners of the node `shared`. An entity that another node has is
+refused (EntityElsewhere, 409), and nothing of the request is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from contextlib import suppress
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import EventRefused, RequestInvalid, RouteUnknown, StatesideError, TooManyRequests
+from stateside.core.errors import (
+    EntityElsewhere,
+    EventRefused,
+    JournalAway,
+    RouteUnknown,
+    StatesideError,
+    TooManyRequests,
+)
 from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import Storage
 from stateside.journal import Journal, Writer, open_journal
@@ -35,6 +45,7 @@ from stateside.serving.web.route import Body, Route
 from stateside.spark_state.batch_log import Checkpoint
 
 WAITING_EVENTS_MAX = 20_000  # about 20 MB with payloads of some hundred bytes
+OF_THE_CALLER = (EventRefused, EntityElsewhere)  # errors of a request; the writer goes on
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +60,7 @@ class Appender:
         self._writer: Writer | None = None
         self._opening: asyncio.Task[Writer] | None = None
         self._id: str | None = None
+        self._merged = False  # whether the journal had nodes when it was opened
         self._waiting = 0  # events
         self._trouble: str | None = None  # last error logged
 
@@ -67,7 +79,7 @@ class Appender:
         self._waiting += len(events)
         try:
             appended = await self._append(events, untimed)
-        except EventRefused:
+        except OF_THE_CALLER:
             raise
         except Exception as error:
             self._tell(error)
@@ -88,7 +100,7 @@ class Appender:
             if isinstance(found, Appended):
                 return found
             assert isinstance(found, Exception)
-            if isinstance(found, EventRefused):
+            if isinstance(found, OF_THE_CALLER):
                 raise found
             if self._writer is writer:
                 self._writer = None  # the next append opens a new one
@@ -115,14 +127,16 @@ class Appender:
 
     def _open(self) -> Writer:
         """A writer of this folder's journal; JournalAway if the journal is not there."""
-        if is_merged(self._layout.journal):
-            raise RequestInvalid(
-                "The events of this folder are written by its nodes",
-                next_step="Append them with a NodeWriter, at the node that has their entity (docs/nodes.md)",
+        merged = is_merged(self._layout.journal)
+        if self._merged and not merged:  # before the first merger no id tells an empty folder from the journal
+            raise JournalAway(
+                "The journal is away: the folders of its nodes are gone",
+                where=str(self._layout.journal),
+                next_step="Nothing was stored. Bring its disk back; then the same append goes on by itself",
             )
         journal = open_journal(self._layout.journal)
         writer = journal.writer(known=self._id or _read_by_views(self._layout, journal))
-        self._id = journal.id()
+        self._id, self._merged = journal.id(), merged
         return writer
 
     def _tell(self, error: Exception | None) -> None:

@@ -13,9 +13,9 @@
 | module | has |
 |---|---|
 | `topic`, `admin`, `messages`, `kafka_errors` | address and settings, broker metadata, message format, errors |
-| `consumers`, `topic_reader` | fetching messages, reading events |
+| `topic_reader` | fetching messages, reading events |
 | `topic_owner`, `transactions`, `topic_index` | the writer, ownership and transactions, the writer's index |
-| `topic_folder`, `folder_writer` | a folder whose journal is a topic, and its writers |
+| `topic_folder` | a folder whose journal is a topic, and its writers |
 """
 
 from stateside.journal.backends.kafka.admin import create_topic

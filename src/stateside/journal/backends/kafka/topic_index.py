@@ -7,9 +7,7 @@ In LMDB, with hashes of 16 bytes (`journal.index`) and numbers big-endian:
     "p" u32 partition       -> u64 offset up to which the index has its events, u64 offset after the last of them
     "t"                     -> the topic's id, and how many partitions it has
 
-The index is derived from the topic and may be deleted while no process has it open: the next writer rebuilds the index.
-An index of another topic, or one beyond this topic's end, is rebuilt as well. Unwritten entries are in memory, and read
-from the topic again after a crash: one transaction writes entries together with the offset they reach.
+An index of another topic, or one beyond this topic's end, is rebuilt.
 
 A folder has one index per concurrent writer, `0/`, `1/`, …: so an owner paused in the middle of a transaction does not
 block its successor, which takes the next index.
@@ -20,19 +18,16 @@ block its successor, which takes the next index.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt
-from stateside.core.lmdb import growing, open_environment, write
 from stateside.core.positions import Position
 from stateside.core.storage import CLOSED, try_lock
 from stateside.journal.append_batch import EventPlace
@@ -41,40 +36,38 @@ from stateside.journal.backends.kafka.admin import Admin, Described
 from stateside.journal.backends.kafka.topic import Topic, partition_of
 from stateside.journal.backends.kafka.topic_reader import KafkaJournal
 from stateside.journal.backends.kafka.transactions import Delivered
-from stateside.journal.index import hash_of, keeping
+from stateside.journal.index import DerivedIndex, hash_of, keeping
 
-UNWRITTEN_MAX = 50_000  # entries; some 10 MB in memory
-MAP_BYTES_START = 64 << 20
 _NUMBER = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
 _REACHED = struct.Struct(">QQ")
+_TOPIC = b"t"
 _WHAT = "sequences and ids"
 
 
-class TopicIndex:
-    """For one process and one thread at a time. JournalAway if the index cannot be kept."""
+class TopicIndex(DerivedIndex):
+    """The last sequences and the ids of a topic's events."""
 
     def __init__(self, folder: Path, topic: Described) -> None:
         self._topic = f"{topic.id} {topic.partitions}".encode()
-        self._unwritten: dict[bytes, bytes] = {}
         with keeping(_WHAT, folder):
-            self.directory, self._lock = _claimed(folder)
-            try:
-                self._open()
-                if self._environment.stat()["entries"] and self._get(b"t") != self._topic:
-                    self.forget()
-            except BaseException:
-                os.close(self._lock)
-                raise
+            self.claimed, self._lock = _claimed(folder)
+        try:
+            super().__init__(self.claimed / "data", _WHAT)
+            if self._environment.stat()["entries"] and self._stored(_TOPIC) != [(_TOPIC, self._topic)]:
+                self.forget()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def lasts(self, entities: Iterable[str]) -> list[int]:
         """The sequence of each entity's last event; 0 for an entity without events."""
-        found = self._values(b"e" + hash_of(entity) for entity in entities)
+        found = self.values(b"e" + hash_of(entity) for entity in entities)
         return [0 if value is None else int(_NUMBER.unpack(value)[0]) for value in found]
 
     def places(self, ids: Iterable[str]) -> list[EventPlace | None]:
         """The place of the first event with each id; None for an id without event."""
-        found = self._values(b"i" + hash_of(id_) for id_ in ids)
+        found = self.values(b"i" + hash_of(id_) for id_ in ids)
         return [None if value is None else _event_place(*_PLACE.unpack(value)) for value in found]
 
     def covers(self, partition: int) -> int:
@@ -88,78 +81,43 @@ class TopicIndex:
     def note(self, partition: int, offsets: Offsets | Sequence[int], batch: pa.RecordBatch) -> None:
         """Add events of a partition, after those indexed already."""
         entities, ids, sequences = (batch.column(name).to_pylist() for name in ("entity", "id", "sequence"))
-        keys = [b"i" + hash_of(id_) for id_ in ids]
-        for key, known, offset in zip(keys, self._values(keys), offsets, strict=True):
-            if known is None:  # the first of equal ids counts
-                self._unwritten.setdefault(key, _PLACE.pack(partition, offset))
-        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # the last one of each entity
-            self._unwritten[b"e" + hash_of(entity)] = _NUMBER.pack(sequence)
+        self.add((b"i" + hash_of(id_), _PLACE.pack(partition, at)) for id_, at in zip(ids, offsets, strict=True))
+        lasts = dict(zip(entities, sequences, strict=True)).items()  # the last one of each entity
         behind = int(offsets[-1]) + 1
-        self._unwritten[_partition_key(partition)] = _REACHED.pack(behind, behind)
+        self.add((b"e" + hash_of(entity), _NUMBER.pack(sequence)) for entity, sequence in lasts)
+        self.add([(_partition_key(partition), _REACHED.pack(behind, behind))])
 
     def reach(self, partition: int, offset: int) -> None:
         """Move the covered offset to `offset`, with no events between the two."""
         reached, behind = self._reached(partition)
         if offset > reached:
-            self._unwritten[_partition_key(partition)] = _REACHED.pack(offset, behind)
+            self.add([(_partition_key(partition), _REACHED.pack(offset, behind))])
 
-    def write_if_due(self) -> None:
-        """Write to disk if there are many unwritten entries."""
-        if len(self._unwritten) >= UNWRITTEN_MAX:
-            self.write()
+    def counts(self, key: bytes, stored: bytes, new: bytes) -> bytes:
+        """Of equal ids the first event counts; else the later value, as a partition is read in order."""
+        return stored if key.startswith(b"i") else new
 
-    def write(self) -> None:
-        """Write all entries to disk."""
+    def marks(self) -> list[tuple[bytes, bytes]]:
+        return [(_TOPIC, self._topic)]
+
+    def flush(self) -> None:
         if self._unwritten:
-            with keeping(_WHAT, self.directory):
-                write(self._environment, self._put)
-            self._unwritten = {}
-
-    def forget(self) -> None:
-        """Start over with an empty index, if the old one does not match the topic."""
-        with keeping(_WHAT, self.directory):
-            self._environment.close()
-            self._unwritten = {}
-            shutil.rmtree(self.directory / "data")
-            self._open()
+            super().flush()
 
     def close(self) -> None:
         """Write the index and release the files."""
         if self._lock == CLOSED:
             return
         try:
-            self.write()
+            self.flush()
         finally:
-            self._environment.close()
+            super().close()
             lock, self._lock = self._lock, CLOSED
             os.close(lock)
 
     def _reached(self, partition: int) -> tuple[int, int]:
-        value = self._value(_partition_key(partition))
+        (value,) = self.values([_partition_key(partition)])
         return (0, 0) if value is None else _REACHED.unpack(value)
-
-    def _value(self, key: bytes) -> bytes | None:
-        found = self._unwritten.get(key)
-        return self._get(key) if found is None else found
-
-    def _values(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        with keeping(_WHAT, self.directory), self._environment.begin() as transaction:
-            return [self._unwritten.get(key) or transaction.get(key) for key in keys]
-
-    def _get(self, key: bytes) -> bytes | None:
-        with keeping(_WHAT, self.directory), self._environment.begin() as transaction:
-            found: bytes | None = transaction.get(key)
-            return found
-
-    def _put(self, transaction: lmdb.Transaction) -> None:
-        for key, value in sorted(self._unwritten.items()):
-            transaction.put(key, value)
-        transaction.put(b"t", self._topic)
-
-    def _open(self) -> None:
-        directory = self.directory / "data"
-        directory.mkdir(parents=True, exist_ok=True)
-        self._environment = open_environment(directory, map_bytes=growing(directory, MAP_BYTES_START))
 
 
 def _claimed(folder: Path) -> tuple[Path, int]:
@@ -244,10 +202,10 @@ class OwnedEvents:
 
     def make_room(self) -> None:
         """Write unwritten entries to disk if there are many: before an append, as nothing may fail after one."""
-        self._index.write_if_due()
+        self._index.flush_if_due()
 
     def write(self) -> None:
-        self._index.write()
+        self._index.flush()
 
     def close(self) -> None:
         self._index.close()
@@ -261,7 +219,7 @@ class OwnedEvents:
         for offsets, batch in self._journal.located(str(number), start, end):
             self._check_partition(number, batch)
             self._index.note(number, offsets.tolist(), batch)
-            self._index.write_if_due()
+            self._index.flush_if_due()
         self._index.reach(number, end)
 
     def _check_partition(self, number: int, batch: pa.RecordBatch) -> None:
@@ -288,7 +246,7 @@ class OwnedEvents:
             f"The events at {number}:{start} to {number}:{begin - 1} are gone: Kafka's retention deleted them before "
             "this writer's index knew of them, so the last sequences of their entities are not known",
             where=self._topic.where,
-            next_step=f"Bring back an index that knows them ({self._index.directory.parent}, from the machine of the "
+            next_step=f"Bring back an index that knows them ({self._index.claimed.parent}, from the machine of the "
             "last owner), or go on without them (accept_gone): entities of which nothing is left then begin with 1",
         )
 

@@ -1,7 +1,9 @@
-"""Reads of a journal on Kafka, from any process, while its owners write."""
+"""Reads of a journal on Kafka, from any process, while its owners write. `Fetcher` has the pooled consumers."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +17,125 @@ from stateside.core.errors import EventsGone, JournalAway, JournalCorrupt, Posit
 from stateside.core.positions import Position
 from stateside.journal.backends.files.frames import Offsets
 from stateside.journal.backends.kafka.admin import Admin
-from stateside.journal.backends.kafka.consumers import MESSAGES_AT_ONCE, Fetcher, Gone
+from stateside.journal.backends.kafka.kafka_errors import asking
 from stateside.journal.backends.kafka.messages import Message, NoEvent, batch_of, offset_of
 from stateside.journal.backends.kafka.topic import Topic
 from stateside.journal.contract import DurableEnd, Journal, Log, only
 from stateside.journal.upcasters import Upcasters
 
 if TYPE_CHECKING:
-    from stateside.journal.backends.kafka.folder_writer import PlacedWriter
+    from confluent_kafka import Consumer
+    from confluent_kafka import Message as KafkaMessage
+
+    from stateside.journal.backends.kafka.topic_folder import PlacedWriter
     from stateside.journal.backends.kafka.topic_owner import KafkaWriter
+
+
+MESSAGES_AT_ONCE = 2_000
+KEPT_MAX = 4  # idle consumers in the pool
+_LOOK_S = 0.01
+_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE")  # the client retries by itself
+
+
+class Gone(Exception):
+    """Messages of the range are deleted."""
+
+
+class Fetcher:
+    """Reads committed messages of a topic. Any number of threads may; each read has its own consumer.
+
+    A pooled consumer may report an error of its previous assignment to its next reader: a consumer prefetches beyond
+    its last read, and the topic may be recreated meanwhile.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._kept: list[Consumer] = []
+        self._keeping = threading.Lock()
+
+    def messages(self, partition: int, start: int, stop: int) -> Iterator[list[KafkaMessage]]:
+        """The messages with offsets start <= offset < stop, in groups. The partition reaches `stop`.
+
+        Gone if messages are deleted, JournalAway if none arrive for too long. Memory: one group, and the client's
+        prefetch (16 MiB).
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        with asking(self._topic):
+            while True:
+                consumer, is_new = self._taken()
+                try:
+                    consumer.assign([TopicPartition(self._topic.name, partition, start)])
+                    for found in self._read(consumer, partition, start, stop):
+                        yield found
+                        start = offset_of(found[-1]) + 1
+                    consumer.unassign()
+                except (Gone, KafkaException):
+                    consumer.close()
+                    if is_new:
+                        raise
+                    continue  # perhaps an error of a pooled consumer's earlier range: try a new consumer
+                except BaseException:
+                    consumer.close()
+                    raise
+                self._give_back(consumer)
+                return
+
+    def close(self) -> None:
+        with self._keeping:
+            kept, self._kept = self._kept, []
+        for consumer in kept:
+            consumer.close()
+
+    def _read(self, consumer: Consumer, partition: int, start: int, stop: int) -> Iterator[list[KafkaMessage]]:
+        deadline = time.monotonic() + self._topic.answer_s_max
+        while start < stop:
+            found = []
+            for message in consumer.consume(MESSAGES_AT_ONCE, _LOOK_S):
+                offset = message.offset()
+                if message.partition() != partition or not _counts(message) or offset is None or offset < start:
+                    continue
+                start = offset + (message.error() is None)  # end of partition: its offset is the next one already
+                if message.error() is None and offset < stop:
+                    found.append(message)
+            if found:
+                yield found
+                deadline = time.monotonic() + self._topic.answer_s_max
+            elif start < stop and time.monotonic() > deadline:
+                raise JournalAway(
+                    f"Partition {partition} does not give the messages from {start} on, which it has",
+                    where=self._topic.where,
+                    next_step="See that all brokers run, then try again",
+                )
+
+    def _taken(self) -> tuple[Consumer, bool]:
+        """A consumer, and whether the consumer is new."""
+        with self._keeping:
+            if self._kept:
+                return self._kept.pop(), False
+        return self._topic.consumer(), True
+
+    def _give_back(self, consumer: Consumer) -> None:
+        with self._keeping:
+            if len(self._kept) < KEPT_MAX:
+                self._kept.append(consumer)
+                return
+        consumer.close()
+
+
+def _counts(message: KafkaMessage) -> bool:
+    """Whether to count a message or end of partition; Gone or KafkaException for an error."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    error = message.error()
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        raise Gone(error.str())
+    if error.code() in {getattr(KafkaError, name) for name in _PASSING}:
+        return False
+    raise KafkaException(error)
+
 
 GAP_OFFSETS = MESSAGES_AT_ONCE  # reading so many unwanted messages is as fast as another request
 
@@ -76,7 +188,7 @@ class KafkaJournal(Journal):
         return TopicLog(self, partition)
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None) -> KafkaWriter | PlacedWriter:
-        from stateside.journal.backends.kafka.folder_writer import PlacedWriter
+        from stateside.journal.backends.kafka.topic_folder import PlacedWriter
         from stateside.journal.backends.kafka.topic_owner import KafkaWriter
 
         if self._folder is None:

@@ -16,6 +16,7 @@ Files in the folder:
     nodes/NAME/E/sealed/end where a successor closed the log; nothing beyond this end counts
     nodes/NAME/E/index/     derived: each entity's last sequence, over all logs
     nodes/NAME/E/places/    derived: the place of the event with an id, over all logs
+    nodes/NAME/E/writer-N   of a node's several owners (`shared`), locked by the one with `index-N` and `places-N`
     slots/                  which node writes which entities
     merged/born             the stream's id and number of partitions
     merged/P/               partition P: a journal with additional columns for the source of each event
@@ -24,14 +25,14 @@ Files in the folder:
     merged/lock             locked by the merger
 
 `node_writer` has the protocols of an append and of a takeover, `log` the fence, the logs and their seals, `ownership`
-how entities move from node to node, `last_sequences` the source of sequences, `ids` the detection of repeated appends.
-`merger` has the protocol of the merge, `partition` the columns and files, `gaps` the missing events, `node_journal`
-and `receipts` the reading side, `coverage` how much of the logs a reader has read.
+how entities move from node to node, `node_index` the source of sequences and the detection of repeated appends.
+`merger` has the protocol of the merge, `partition` the columns and files, with the gaps, `node_journal` and `receipts`
+the reading side.
 """
 
-from stateside.journal.backends.nodes.gaps import Gap
 from stateside.journal.backends.nodes.merger import Merger
 from stateside.journal.backends.nodes.node_journal import MergedJournal
 from stateside.journal.backends.nodes.node_writer import NodeWriter
+from stateside.journal.backends.nodes.partition import Gap
 
 __all__ = ["Gap", "MergedJournal", "Merger", "NodeWriter"]

@@ -27,11 +27,12 @@ from stateside.core.positions import Position
 from stateside.core.storage import CLOSED
 from stateside.journal.backends.files.lock import lock_alone
 from stateside.journal.backends.files.segment import PARTITION, DurableEnd
-from stateside.journal.backends.nodes.gaps import Gap, Gaps
-from stateside.journal.backends.nodes.last_sequences import Lasts
 from stateside.journal.backends.nodes.log import NodeLog, is_sealed, node_logs, reaching
+from stateside.journal.backends.nodes.node_index import Lasts
 from stateside.journal.backends.nodes.partition import (
     MERGED,
+    Gap,
+    Gaps,
     MergedLog,
     MergedPartition,
     Piece,
@@ -408,7 +409,7 @@ class Merger:
             batch = merged_frame(self._output.pieces[partition], sources)
             first = self._logs[partition].store(batch)
             self._index.note(partition, first, batch)
-            self._index.write_if_due()
+            self._index.flush_if_due()
             self._stored += batch.num_rows
         self._done, self._output, self._lasts = done, Output(), {}
         self._output_failed = False

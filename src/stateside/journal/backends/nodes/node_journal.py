@@ -2,11 +2,21 @@
 
 The tail serves an entity that reads its own writes without waiting for the merger. The stream's last frames record how
 far each log is done; the tail reads each log from there to its end, so some events are in both the stream and the tail.
+
+Coverage: how much of the nodes' logs a reader of the merged stream has read, from any offsets. A frame states which
+positions of the logs are *done*, in the whole stream. A reader that has the frame may still lack events of other
+partitions. So:
+
+1. Frames are stored one after the other, and the *read* position of the logs in them only grows: a clock.
+2. In each partition the first frame that the reader does not wholly have shows a time. The reader has every event of
+   all frames before the earliest of these times.
+3. The reader has the positions that those frames state as done.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,23 +24,111 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.core.clock import Clock
-from stateside.core.errors import JournalCorrupt, PositionInvalid, SettingInvalid
-from stateside.core.positions import Position
+from stateside.core.errors import JournalCorrupt, PositionInvalid
+from stateside.core.positions import OFFSET_MAX, Position
+from stateside.journal.backends.files import segment
 from stateside.journal.backends.files.file_journal import FileJournal
 from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.frames import Offsets
-from stateside.journal.backends.files.segment import PARTITION, DurableEnd
-from stateside.journal.backends.nodes.coverage import sources_at
-from stateside.journal.backends.nodes.gaps import Gap, Gaps
+from stateside.journal.backends.files.segment import PARTITION, DurableEnd, Frame, Segment
 from stateside.journal.backends.nodes.log import node_logs
 from stateside.journal.backends.nodes.node_writer import NodeWriter
-from stateside.journal.backends.nodes.partition import MERGED, MergedPartition, Sources, StreamIdentity, without_sources
+from stateside.journal.backends.nodes.partition import (
+    MERGED,
+    Gap,
+    Gaps,
+    MergedPartition,
+    Sources,
+    StreamIdentity,
+    sources_of,
+    without_sources,
+)
 from stateside.journal.backends.nodes.receipts import Wanted
 from stateside.journal.columns import decode
 from stateside.journal.contract import Journal, only
 from stateside.journal.event import Event
 from stateside.journal.upcasters import Upcasters
 
+
+def sources_at(
+    partitions: Mapping[str, MergedPartition], offsets: Mapping[str, int], marks: Mapping[str, DurableEnd]
+) -> Position:
+    """A position in the logs, all events before which are before these offsets. The true position may be further."""
+    before, next_times = {}, [OFFSET_MAX]
+    for name, partition in partitions.items():
+        before[name] = _Before(partition, offsets.get(name, 0), marks.get(name))
+    for name, partition in partitions.items():  # after `before` is complete: later frames have later times
+        next_times.append(_next_time(partition, offsets.get(name, 0), marks.get(name)))
+    found = Position.start()
+    for frames in before.values():
+        found = found.joined(frames.done(min(next_times)))
+    return found
+
+
+class _Before:
+    """The frames of a partition's last relevant segment that are wholly before an offset."""
+
+    def __init__(self, partition: MergedPartition, offset: int, mark: DurableEnd | None) -> None:
+        self._path = None
+        self._frames: list[Frame] = []
+        first = _segment_of(partition, offset - 1) if offset else None
+        if first is not None:
+            self._path = segment.segment_path(partition.directory, first)
+            self._frames = _heads(partition, first, offset, mark)
+
+    def done(self, before_time: int) -> Position:
+        """The done position of the last frame stored before this time."""
+        if self._path is None:
+            return Position.start()
+        opened = Segment(self._path)
+        try:
+            at = bisect_left(self._frames, before_time, key=lambda frame: _time(_sources(opened, frame)))
+            return _sources(opened, self._frames[at - 1]).done if at else Position.start()
+        finally:
+            opened.close()
+
+
+def _next_time(partition: MergedPartition, offset: int, mark: DurableEnd | None) -> int:
+    """The time of the frame with the event at this offset; OFFSET_MAX if there is none yet."""
+    end = partition.durable_end()
+    if offset >= end.offset:
+        return OFFSET_MAX
+    first = _segment_of(partition, offset)
+    assert first is not None, "there are events"
+    opened = Segment(segment.segment_path(partition.directory, first))
+    try:
+        stop_byte = end.segment_bytes if first == end.segment_offset else None
+        return _time(_sources(opened, next(opened.frames(offset, stop_byte, mark))))
+    finally:
+        opened.close()
+
+
+def _heads(partition: MergedPartition, first: int, offset: int, mark: DurableEnd | None) -> list[Frame]:
+    """The frames of a segment that are wholly before an offset, from the mark on if the mark applies."""
+    end = partition.durable_end()
+    opened = Segment(segment.segment_path(partition.directory, first))
+    try:
+        stop_byte = end.segment_bytes if first == end.segment_offset else None
+        mark = mark if mark is not None and mark.offset < offset else None
+        return [frame for frame in opened.heads(offset - 1, stop_byte, mark) if frame.next_offset <= offset]
+    finally:
+        opened.close()
+
+
+def _segment_of(partition: MergedPartition, offset: int) -> int | None:
+    """The first offset of the segment that has the event at this offset."""
+    return max((first for first in segment.segment_offsets(partition.directory) if first <= offset), default=None)
+
+
+def _sources(opened: Segment, frame: Frame) -> Sources:
+    return sources_of(opened.batch(frame)) or Sources()
+
+
+def _time(sources: Sources) -> int:
+    return sources.read.events()
+
+
+SHARED = "shared"  # the node of all writers that are no node of their own: servers, the clockwork, commands
 _ONE_PARTITION = "Merge into one partition, for good: `stateside journal merge --partitions 1` on a new folder"
 
 
@@ -65,7 +163,7 @@ class PartitionLog(FileLog):
 class MergedJournal(Journal):
     """All events of all nodes. Before its first merger the journal is empty, and has no partitions.
 
-    `node`: the name of the node that `writer` appends as.
+    `node`: the name of the node that `writer` appends as; by default the node `SHARED`, as one of its owners.
     """
 
     def __init__(self, folder: Path, node: str | None = None, *, upcasters: Upcasters | None = None) -> None:
@@ -83,16 +181,13 @@ class MergedJournal(Journal):
         return PartitionLog(self._merged / partition, upcasters=self.upcasters)
 
     def writer(self, *, clock: Clock | None = None, known: str | None = None, take_over: bool = False) -> NodeWriter:
-        """The owner of the node; with `take_over` even if the former owner may still live."""
-        if self._node is None:
-            raise SettingInvalid(
-                "The events of this folder are written by its nodes",
-                where=self.where,
-                next_step="Nothing was stored. Append as one of them, at the node that has the entity (docs/nodes.md): "
-                "`stateside append --node NAME`, or NodeWriter(folder, NAME)",
-            )
+        """The owner of the node, or one of the owners of the node `SHARED`.
+
+        `take_over`: even if the former owner may still live.
+        """
         self._check_known(known)
-        return NodeWriter(self._folder, self._node, take_over=take_over, clock=clock)
+        shared = self._node is None
+        return NodeWriter(self._folder, self._node or SHARED, take_over=take_over, shared=shared, clock=clock)
 
     def acknowledged(self) -> Position:
         return self.end().joined(Position.of(self.log_ends()))

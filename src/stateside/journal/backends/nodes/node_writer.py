@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 
 from stateside.core.clock import Clock, SystemClock
-from stateside.core.errors import EntityElsewhere, JournalAway
+from stateside.core.errors import EntityElsewhere, JournalAway, SettingInvalid
 from stateside.core.positions import Position
-from stateside.core.storage import CLOSED
+from stateside.core.storage import CLOSED, try_lock
 from stateside.journal.append_batch import AppendRequest, EventPlace
 from stateside.journal.backends.files.file_writer import NODES, SEGMENT_BYTES_MAX
 from stateside.journal.backends.files.lock import WAIT_S_MAX
 from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.backends.nodes.ids import KnownIds, copy_index
-from stateside.journal.backends.nodes.last_sequences import Lasts
 from stateside.journal.backends.nodes.log import (
     FencedLog,
     NodeLog,
@@ -28,6 +27,7 @@ from stateside.journal.backends.nodes.log import (
     node_logs,
     reaching,
 )
+from stateside.journal.backends.nodes.node_index import KnownIds, Lasts, copy_index
 from stateside.journal.backends.nodes.ownership import (
     NodeSlots,
     become_owner,
@@ -38,7 +38,8 @@ from stateside.journal.backends.nodes.ownership import (
     seal_earlier,
     slot_of,
 )
-from stateside.journal.group_commit import GroupCommit
+from stateside.journal.event import Event
+from stateside.journal.group_commit import GroupCommit, Told
 from stateside.journal.receipt import StoredEvent
 from stateside.journal.writer import LogWriter, Names, OneLog, Result
 
@@ -81,6 +82,12 @@ class NodeWriter(LogWriter):
     its log (step 2); it read the events of earlier owners, up to their seals, when opened, and the entity's events at
     other nodes when it got the slot. No other node writes to the slot meanwhile.
 
+    A `shared` node is owned by several processes of one machine together: servers, the clockwork, commands. The first
+    one becomes the owner as above; later ones join, in step 3, with the token of that owner, and hold the lock with it.
+    They take turns in the log, as writers of a journal on files do; in step 2 of an append the index reads the events
+    of the others. Each process has an index of its own. No process releases a slot of a shared node, as the others
+    would not notice: a takeover does.
+
     An append that failed between steps 4 and 7 may be stored without a receipt. The same append again, at this node or
     at the node that has the entities by then, returns the first receipt in this case.
     """
@@ -91,33 +98,36 @@ class NodeWriter(LogWriter):
         name: str,
         *,
         take_over: bool = False,
+        shared: bool = False,
         clock: Clock | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         wait_s_max: float = WAIT_S_MAX,
     ) -> None:
         check_name(name)
         check_folder(folder)
-        self.name, self._folder, self._node = name, folder, folder / NODES / name
+        self.name, self._folder, self._node, self._shared = name, folder, folder / NODES / name, shared
         super().__init__(clock or SystemClock())
         self._logs: dict[str, NodeLog] = {}  # all logs, once they were looked up in this turn
         with reaching(self._node), opening(self._node, wait_s_max):
-            self._held, self._lock = become_owner(self._node, take_over)
+            self._held, self._lock, joined = become_owner(self._node, take_over, shared)
             self.epoch = self._held.claim.epoch
             self.log = log_name(name, self.epoch)
             with giving_back(self._lock):
                 seal_earlier(self._node, self.epoch)
                 self._slots = NodeSlots(folder)
-                self._granted = self._slots.renew(name, self._held.check)
+                self._granted = self._slots.of(name) if joined else self._slots.renew(name, self._held.check)
                 directory = self._node / str(self.epoch)
                 self._log = FencedLog(directory, self._held, clock=self._clock, segment_bytes_max=segment_bytes_max)
         with giving_back(self._lock), ExitStack() as opened:
             opened.callback(self._log.close)
-            for name in ("index", "places"):
-                self._copy_last_epoch_s(name)
-            self._index = Lasts(directory / "index", self._all_logs)
+            number, claim = _claimed(directory)
+            opened.callback(os.close, claim)
+            index, places = (self._started_index(name, number) for name in ("index", "places"))
+            self._index = Lasts(index, self._all_logs)
             opened.callback(self._index.close)
             self._index.follow()
-            self._known = KnownIds(directory / "places", self.log, self._all_logs, folder)
+            self._known = KnownIds(places, self.log, self._all_logs, folder)
+            self._claim_lock = claim
             opened.pop_all()  # nothing failed: keep all of them open
 
     @property
@@ -146,6 +156,12 @@ class NodeWriter(LogWriter):
 
     def release(self, slots: Iterable[int]) -> None:
         """Release slots, so that another node can claim them: steps 1 to 3 of `ownership`."""
+        if self._shared:
+            raise SettingInvalid(
+                f"Several processes share the node {self.name}, and would go on appending to these slots",
+                where=str(self._node),
+                next_step=f"Take the node over, then release them: NodeWriter(folder, {self.name!r}, take_over=True)",
+            )
         with self._alone():
             self._held.check()
             with self._log.turn():  # settles the remains of a failed append: stored or not
@@ -165,8 +181,13 @@ class NodeWriter(LogWriter):
             lock, self._lock = self._lock, CLOSED
             with ExitStack() as closing:  # an error of one close does not skip the others
                 closing.callback(os.close, lock)
+                closing.callback(os.close, self._claim_lock)
                 for each in (self._log, self._known, self._index):
                     closing.callback(each.close)
+
+    def submit(self, events: Sequence[Event], told: Told, *, any_time: Collection[str] = ()) -> None:
+        """Claims slots in the turn of the group: a caller that does not wait must not wait for a claim either."""
+        self._group.submit(AppendRequest(events, any_time=any_time), told)
 
     def _group_of(self, names: Names) -> GroupCommit:
         """Claims slots before the events join the group commit, so that a refusal affects only their own thread."""
@@ -220,7 +241,7 @@ class NodeWriter(LogWriter):
     def _store(self, batch: pa.RecordBatch, lasts: Mapping[str, int]) -> OneLog:
         """Steps 4 to 7; the log does 4 to 6."""
         first = self._offset
-        self._index.write_if_due()
+        self._index.flush_if_due()
         self._log.store(batch)
         self._index.note(self.log, first, batch)
         self._known.note(first, batch)
@@ -250,11 +271,22 @@ class NodeWriter(LogWriter):
             "if it is gone, take it over first",
         )
 
-    def _copy_last_epoch_s(self, name: str) -> None:
-        """Start an index from a copy of the last epoch's."""
+    def _started_index(self, name: str, number: int) -> Path:
+        """The folder of an index, started from a copy of the last epoch's."""
+        own = self._node / str(self.epoch) / (f"{name}-{number}" if number else name)
         older = [epoch for epoch in epochs(self._node) if epoch < self.epoch]
         for epoch in older[-1:]:
-            copy_index(self._node / str(epoch) / name, self._node / str(self.epoch) / name)
+            copy_index(self._node / str(epoch) / name, own)
+        return own
 
     def _all_logs(self) -> dict[str, NodeLog]:
         return complete_logs(self._folder, self._slots.nodes())
+
+
+def _claimed(directory: Path) -> tuple[int, int]:
+    """The first number that no other writer of this log has, and the lock on it: each writer has its own index."""
+    for number in count():
+        lock = try_lock(directory / f"writer-{number}")
+        if lock is not None:
+            return number, lock
+    raise AssertionError("there is always a next number")

@@ -31,6 +31,7 @@ former owner's grant came first, and the new owner has read it; or its number is
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import zlib
@@ -40,8 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateside.core.errors import JournalLocked, SettingInvalid
-from stateside.core.lease import Held, Owner, hold
-from stateside.core.storage import sync_directory
+from stateside.core.lease import Held, Owner, hold, holders, note_holders
+from stateside.core.storage import sync_directory, try_lock
 from stateside.journal.backends.files.segment import segment_offsets
 from stateside.journal.backends.nodes.log import epochs, is_sealed, node_lease, seal
 from stateside.journal.topic_note import check_none
@@ -79,22 +80,27 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def become_owner(node: Path, take_over: bool) -> tuple[Held[Owner], int]:
-    """Steps 2 and 3: returns the node's lease, and the lock to hold while the owner lives.
+def become_owner(node: Path, take_over: bool, shared: bool = False) -> tuple[Held[Owner], int, bool]:
+    """Steps 2 and 3: returns the node's lease, the lock to hold while the owner lives, and whether it joined others.
 
-    JournalLocked if there is a live owner and `take_over` is not set.
+    JournalLocked if there is a live owner and `take_over` is not set, or the live owner does not share the node.
     """
     lease = node_lease(node)
     found = lease.newest()
     owner = Owner.of(1 if found is None else found.epoch + take_over)
     (node / str(owner.epoch)).mkdir(exist_ok=True)
     sync_directory(node)
-    lock = _lock(node, owner.epoch)
+    lock, alone = _lock(node, owner.epoch, shared)
     with giving_back(lock):
+        if not alone:
+            assert found is not None, "the living processes claimed the node before they released `opening`"
+            return Held(lease, found), lock, True
         held = lease.claim(owner, after=found)
         if held is None:
             raise lease.lost(owner, lease.newest())
-    return held, lock
+        if shared:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # not atomic, but `opening` excludes all who would take it meanwhile
+    return held, lock, False
 
 
 def seal_earlier(node: Path, epoch: int) -> None:
@@ -123,16 +129,25 @@ def check_name(name: str) -> None:
         )
 
 
-def _lock(node: Path, epoch: int) -> int:
-    return hold(
-        node / str(epoch) / "owner",
-        lambda pids: JournalLocked(
+def _lock(node: Path, epoch: int, shared: bool) -> tuple[int, bool]:
+    """The owner's lock, and whether no other process has it."""
+    path = node / str(epoch) / "owner"
+
+    def owned(pids: str) -> JournalLocked:
+        return JournalLocked(
             f"Process {pids} owns this node",
             where=str(node),
             next_step="Use another name for this node, or end that process. If it is paused, or on a machine that is "
             "away, open the node with take_over=True: it is fenced then",
-        ),
-    )
+        )
+
+    handle = try_lock(path)
+    if handle is not None:
+        note_holders(handle, os.getpid())
+        return handle, True
+    if not shared:
+        raise owned(holders(path))
+    return hold(path, owned, shared=True), False
 
 
 SLOTS = 64  # of a folder, for its whole life: the maximum number of nodes that share its entities
@@ -184,11 +199,11 @@ class NodeSlots:
 
     def renew(self, node: str, check: Callable[[], None]) -> set[int]:
         """Grant a node's slots to the node again; returns the slots."""
-        return {
-            slot
-            for slot, grant in enumerate(self.grants())
-            if grant.node == node and self.claim(slot, node, check) == node
-        }
+        return {slot for slot in self.of(node) if self.claim(slot, node, check) == node}
+
+    def of(self, node: str) -> set[int]:
+        """The slots of a node."""
+        return {slot for slot, grant in enumerate(self.grants()) if grant.node == node}
 
     def _grant_of(self, slot: int) -> Grant:
         return self.grants()[slot]

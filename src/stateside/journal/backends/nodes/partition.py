@@ -8,13 +8,18 @@ Columns of a merged event beside the journal's own:
     sources_read   string  in the last event of a frame: a position in the logs; no later event is in the stream yet
 
 From the last two columns a merger resumes, and a reader finds the place of an event without an index.
+
+Gaps: entities whose next event is missing, published by the merger for other processes.
+
+The file `gaps.json` in the folder of the merged stream has the number of gaps and the oldest 1,000 of them. The merger
+writes the file when the gaps change, without a sync: after a loss of power the next merger writes the file again.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4, uuid5
@@ -30,6 +35,49 @@ from stateside.journal.backends.files.file_log import FileLog
 from stateside.journal.backends.files.file_writer import JournalWriter
 from stateside.journal.backends.files.segment import DurableEnd
 from stateside.journal.columns import SCHEMA, conformed
+
+GAPS_SHOWN_MAX: Final = 1_000
+_GAPS_NAME: Final = "gaps.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An entity whose next event is missing. `since_us`: when the entity's first waiting event was appended."""
+
+    entity: str
+    missing_sequence: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The number of gaps, and the oldest ones in `shown`."""
+
+    count: int = 0
+    shown: tuple[Gap, ...] = ()
+
+    @classmethod
+    def of(cls, gaps: Sequence[Gap]) -> Gaps:
+        """`gaps`: all gaps, oldest first."""
+        return cls(len(gaps), tuple(gaps[:GAPS_SHOWN_MAX]))
+
+    @classmethod
+    def read(cls, merged: Path) -> Gaps:
+        """The gaps last published by the merger of the stream in this folder."""
+        return _GAPS.read_if_valid(merged / _GAPS_NAME) or cls()
+
+    def write(self, merged: Path) -> None:
+        """Publish the gaps for other processes."""
+        _GAPS.write(merged / _GAPS_NAME, self)
+
+
+_GAPS = JsonFile(
+    "The gaps",
+    lambda document: Gaps(document["count"], tuple(Gap(**gap) for gap in document["gaps"])),
+    lambda gaps: {"count": gaps.count, "gaps": [asdict(gap) for gap in gaps.shown]},
+    durable=False,
+)
+
 
 _ADDED: Final = [
     pa.field("source", pa.string(), nullable=False),

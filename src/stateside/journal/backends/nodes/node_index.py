@@ -1,24 +1,30 @@
-"""A node's index of event ids: the place of the event with an id, over all nodes' logs.
+"""A node's indexes: the last sequence of each entity, and the place of the event with an id, over all nodes' logs.
 
-An LMDB index as drawn in `last_sequences`, but with
-
+    "e" blake2b of the entity, 16 bytes     -> u64 big-endian, the highest sequence in any of the logs
     "i" blake2b of the event's id, 16 bytes -> u64 big-endian sequence, u64 big-endian offset after the event,
                                                blake2b of the entity, 16 bytes, name of the log
+    "l" name of a log                       -> UUID of its journal, u64 big-endian offset up to which the log is covered
 
-Where several events have one id, the first one counts. An event takes about 150 bytes in the index.
+`Lasts` has the "e", `NodeIds` the "i", each in an index of its own (`journal.index`). An index is rebuilt if missing,
+or if one of the logs has been replaced or is shorter than before. Where several events have one id, the first one
+counts. An event takes about 150 bytes in the index of ids.
 
-The index detects a repeated append even when retention has trimmed the events from the log. Events trimmed before the
-index had them come from the merged stream, where every event carries its source (`trimmed`). `KnownIds` is the index as
-the owner of one node uses it in its turn.
+An index's folder belongs to one epoch, so an owner paused in the middle of a transaction does not block its successor:
+the successor starts from a copy.
+
+The index of ids detects a repeated append even when retention has trimmed the events from the log. Events trimmed
+before the index had them come from the merged stream, where every event carries its source (`trimmed`). `KnownIds` is
+that index as the owner of one node uses it in its turn.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import lmdb
 import pyarrow as pa
@@ -28,11 +34,122 @@ from stateside.core.errors import EventsGone, JournalCorrupt
 from stateside.core.lmdb import open_environment
 from stateside.journal.backends.files import retention_base
 from stateside.journal.backends.files.file_log import FileLog
-from stateside.journal.backends.files.segment import PARTITION
-from stateside.journal.backends.nodes.last_sequences import IDS, Lasts, Logs, key_of
+from stateside.journal.backends.files.segment import PARTITION, DurableEnd
 from stateside.journal.backends.nodes.partition import MERGED, MergedPartition, StreamIdentity
-from stateside.journal.index import hash_of, keeping
+from stateside.journal.index import DerivedIndex, hash_of
 from stateside.journal.receipt import StoredEvent
+
+ENTITIES, IDS, LOGS = b"e", b"i", b"l"  # key prefixes
+_NUMBER = struct.Struct(">Q")  # big-endian, so byte order is numeric order
+_LOG = struct.Struct(">16sQ")
+
+Logs = Callable[[], Mapping[str, FileLog]]
+
+
+class Lasts(DerivedIndex):
+    """The last sequences in the logs returned by `logs`, called at each use."""
+
+    what = "sequences"
+
+    def __init__(self, directory: Path, logs: Logs) -> None:
+        super().__init__(directory, self.what)
+        self._logs = logs
+        self._ends: dict[str, DurableEnd] = {}
+        try:
+            if not self._fits():
+                self.forget()
+        except BaseException:
+            self.close()
+            raise
+        self._covers = {name: offset for name, _, offset in self._covered()}
+
+    def last(self, entities: Iterable[str]) -> dict[str, int]:
+        """The last sequence of each entity, as far as the logs were followed; 0 for an entity without events."""
+        names = list(entities)
+        found = self.values(key_of(ENTITIES, entity) for entity in names)
+        return {
+            entity: 0 if value is None else _NUMBER.unpack(value)[0] for entity, value in zip(names, found, strict=True)
+        }
+
+    def covers(self, log: str) -> int:
+        """The offset up to which a log has been followed."""
+        return self._covers.get(log, 0)
+
+    def follow(self) -> None:
+        """Read all new events of all logs."""
+        for name, log in self._logs().items():
+            self.follow_log(name, log)
+
+    def follow_log(self, name: str, log: FileLog) -> None:
+        """Read all new events of a log; for events trimmed meanwhile, read the log's retention base."""
+        while True:
+            self._take_base(name, log)
+            try:
+                self._read(name, log)
+            except EventsGone:
+                if retention_base.offset(log.directory) <= self.covers(name):
+                    raise
+            else:
+                return
+
+    def note(self, name: str, first: int, batch: pa.RecordBatch) -> None:
+        """Take in a batch from offset `first` of a log, just after the covered part.
+
+        In memory only: the batch is stored already, so this call must not fail.
+        """
+        assert first == self.covers(name), f"{name} is covered up to {self.covers(name)}, not {first}"
+        self.add(self._entries_of(name, first, batch))
+        self._covers[name] = first + batch.num_rows
+
+    def _take_base(self, name: str, log: FileLog) -> None:
+        """Take in the trimmed part of a log that is not covered yet."""
+        if self.covers(name) >= retention_base.offset(log.directory):
+            return
+        known = retention_base.read(log.directory)
+        self.add((key_of(ENTITIES, entity), _NUMBER.pack(sequence)) for entity, sequence in known.lasts.items())
+        self._covers[name] = known.offset
+
+    def _read(self, name: str, log: FileLog) -> None:
+        end, start, mark = log.durable_end(), self.covers(name), self._ends.get(name)
+        for first, batch in log.batches(start, end.offset, mark if mark and mark.offset <= start else None):
+            self.note(name, first, batch)
+            self.flush_if_due()
+        self._ends[name] = end
+
+    def counts(self, key: bytes, stored: bytes, new: bytes) -> bytes:
+        """The highest sequence, and not simply the later one, as logs are read in any order."""
+        return max(stored, new)
+
+    def marks(self) -> Iterator[tuple[bytes, bytes]]:
+        logs = self._logs()
+        for name, offset in self._covers.items():
+            journal = logs[name].id() if name in logs else None
+            if journal is not None:  # else the log is read again, which changes nothing
+                yield LOGS + name.encode(), _LOG.pack(UUID(journal).bytes, offset)
+
+    def _entries_of(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+        """The index entries of a batch."""
+        entities, sequences = (batch.column(column).to_pylist() for column in ("entity", "sequence"))
+        for entity, sequence in dict(zip(entities, sequences, strict=True)).items():  # the last one of each entity
+            yield key_of(ENTITIES, entity), _NUMBER.pack(sequence)
+
+    def _covered(self) -> list[tuple[str, UUID, int]]:
+        """The logs covered by the index on disk: name, journal, offset."""
+        found = [(key[1:].decode(), *_LOG.unpack(value)) for key, value in self._stored(LOGS)]
+        return [(name, UUID(bytes=journal), offset) for name, journal, offset in found]
+
+    def _fits(self) -> bool:
+        """Whether the index covers the present logs, and no more than they have."""
+        logs = self._logs()
+        return all(
+            name in logs and logs[name].id() == str(journal) and offset <= logs[name].durable_end().offset
+            for name, journal, offset in self._covered()
+        )
+
+
+def key_of(kind: bytes, name: str) -> bytes:
+    """The index key of a name."""
+    return kind + hash_of(name)
 
 
 def trimmed(folder: Path, log: str, start: int, stop: int) -> Iterator[tuple[list[int], pa.RecordBatch]]:
@@ -69,6 +186,8 @@ class NodeEventPlace:
 class NodeIds(Lasts):
     """The ids of the events in all logs. Recent appends of the owner stay in memory for a while (`note_later`)."""
 
+    what = "ids"
+
     def __init__(self, directory: Path, logs: Logs, folder: Path) -> None:
         """`folder`: has the nodes and the merged stream."""
         super().__init__(directory, logs)
@@ -89,26 +208,26 @@ class NodeIds(Lasts):
         for name, first, batch in later:
             if first == self.covers(name):
                 self.note(name, first, batch)
-                self.write_if_due()
+                self.flush_if_due()
 
     def places(self, ids: Sequence[str]) -> list[NodeEventPlace | None]:
         """The places of the events with the given ids, as far as the logs were followed; None for an unknown id."""
-        with keeping("ids", self._directory), self._environment.begin() as transaction:
-            found = [self._value(transaction, key_of(IDS, id_)) for id_ in ids]
+        found = self.values(key_of(IDS, id_) for id_ in ids)
         return [None if value is None else _place(value) for value in found]
 
-    def _entries(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+    def _entries_of(self, name: str, first: int, batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
         return _entries_at(name, range(first, first + batch.num_rows), batch)
 
     def _take_base(self, name: str, log: FileLog) -> None:
         start, stop = self.covers(name), retention_base.offset(log.directory)
         if start < stop:
             for offsets, batch in trimmed(self._folder, name, start, stop):
-                self._add(_entries_at(name, offsets, batch))
+                self.add(_entries_at(name, offsets, batch))
             self._covers[name] = stop
 
-    def _counts(self, key: bytes, one: bytes, other: bytes) -> bytes:
-        return min(one, other)
+    def counts(self, key: bytes, stored: bytes, new: bytes) -> bytes:
+        """The first event in the order of sequences, whichever log is read first."""
+        return min(stored, new)
 
 
 def _entries_at(name: str, offsets: Sequence[int], batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
@@ -186,14 +305,3 @@ class KnownIds:
             for _, batch in self._logs()[place.log].batches(place.behind - 1, place.behind):
                 return str(batch.column("entity")[0].as_py())
         return None
-
-
-def node_of(log: str) -> str:
-    """The node of a log, by name."""
-    return log.rpartition(".")[0]
-
-
-def epoch_of(log: str) -> int:
-    """The epoch of a log, by name; 0 for other names."""
-    epoch = log.rpartition(".")[2]
-    return int(epoch) if epoch.isdecimal() else 0
