@@ -36,10 +36,15 @@ FILE_NAME = "epoch"
 def node_lease(node: Path) -> Lease[Owner]:
     """The lease of the node in this folder. Its owner calls `check` between a durable write and its acknowledgement."""
 
-    def lost(own: Owner, found: Owner | None) -> JournalFenced:
-        now = "nobody" if found is None else f"the owner of epoch {found.epoch}"
+    def lost(own: Owner, found: Owner | None) -> JournalFenced | JournalAway:
+        if found is None:
+            return JournalAway(
+                "The node's folder is gone",
+                where=str(node),
+                next_step="Nothing was acknowledged. Bring its disk back, then append again",
+            )
         return JournalFenced(
-            f"This owner of epoch {own.epoch} was paused, and {now} has the node now",
+            f"This owner of epoch {own.epoch} was paused, and the owner of epoch {found.epoch} has the node now",
             where=str(node),
             next_step="Nothing was acknowledged, but the last append may have been stored. Repeat it with the same "
             "event ids where the node is written now; end this process",
