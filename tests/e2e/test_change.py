@@ -130,7 +130,9 @@ class Shop:
     def stop(self) -> None:
         for child in self._started:
             child.kill()
-            child.communicate()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
 
 
 @pytest.fixture
