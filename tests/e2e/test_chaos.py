@@ -69,6 +69,10 @@ def test_each_part_in_turn_is_killed_or_taken_away_and_nothing_is_lost_or_double
     assert result.events_meanwhile > 100, "it was broken under load"
 
 
+@in_full(
+    "tests/billing/test_sink.py shows what is stored twice without the guard, tests/billing/audit/test_laws.py and"
+    " tests/testbed/test_chaos.py that it is found"
+)
 def test_the_control_without_its_guard_is_found_to_double(tmp_path: Path) -> None:
     """A driver killed when documents are stored, and their batch is not committed: the batch is repeated."""
     result = run([SCENARIOS["driver-killed"]], ChaosSettings(20, guarantee="at-least-once"), tmp_path)

@@ -146,6 +146,7 @@ def processes_with(*texts: str) -> list[int]:
 
 @pytest.mark.network
 @pytest.mark.timeout(900)
+@in_full("`test_chaos` kills the driver of such a system on Kafka, and the test above is the demo's own")
 def test_on_kafka_with_spark_killed_in_the_middle_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
@@ -172,7 +173,7 @@ def test_on_kafka_with_spark_killed_in_the_middle_every_sum_is_even(
 
 @pytest.mark.network
 @pytest.mark.timeout(900)
-@in_full("`test_chaos` has Kafka and a cluster whose worker is killed, and the test above the demo on Kafka")
+@in_full("`test_chaos` has Kafka and a cluster whose worker is killed, and the first test is the demo's own")
 def test_on_kafka_and_a_cluster_every_sum_is_even_as_well(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
@@ -224,7 +225,7 @@ def test_partitions_that_are_added_to_the_topic_in_the_middle_end_the_demo_and_a
 
 
 @pytest.mark.timeout(1_800)
-@in_full("one kill in the middle is shown by the demo on Kafka")
+@in_full("one kill in the middle is shown by the first test")
 def test_spark_killed_at_twenty_random_moments_changes_nothing_of_what_comes_out(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:
@@ -257,7 +258,7 @@ def test_spark_killed_at_twenty_random_moments_changes_nothing_of_what_comes_out
     assert set(report["laws"].values()) == {0}
 
 
-@in_full("that Spark may be killed is shown by the demo on Kafka")
+@in_full("that Spark may be killed is shown by the first test")
 def test_a_demo_killed_whole_goes_on_in_its_folder_and_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:

@@ -80,6 +80,7 @@ def test_all_that_a_run_a_server_and_other_commands_write_is_their_owner_s_alone
     assert loose(layout.root) == []
 
 
+@pytest.mark.e2e
 def test_a_group_may_read_what_is_written_where_that_is_asked_for_but_never_the_keys(tmp_path: Path) -> None:
     folder, shared = tmp_path / "data", os.environ | {"STATESIDE_UMASK": "027"}
     (tmp_path / "events.jsonl").write_text('{"id": "a", "entity": "e", "type": "t"}\n')
@@ -91,6 +92,7 @@ def test_a_group_may_read_what_is_written_where_that_is_asked_for_but_never_the_
     assert [path for path in folder.glob(".*.lock") if path.stat().st_mode & OTHERS] == []
 
 
+@pytest.mark.e2e
 def test_a_lock_of_the_keys_that_an_older_version_left_open_to_all_is_closed(tmp_path: Path) -> None:
     lock = tmp_path / ".keys.json.lock"
     lock.touch()

@@ -17,6 +17,7 @@ import stateside
 from stateside.cli.group import COMMANDS, main
 from stateside.core.extras import EXTRAS, distribution_of, extra_of, package_missing, requirements
 from tests.packaging.environments import locked
+from tests.sizes import not_in_fast
 
 TOP = Path(__file__).resolve().parents[2]
 SOURCE = TOP / "src"
@@ -73,6 +74,7 @@ def test_the_modules_of_an_extra_load_with_its_packages_alone(extra: str) -> Non
     assert done.returncode == 0, done.stderr
 
 
+@not_in_fast("every module is parsed")
 def test_each_imported_package_is_declared_in_exactly_one_place() -> None:
     declared = [name for names in requirements().values() for name in names if not name.startswith("stateside[")]
     assert len(declared) == len(set(declared))

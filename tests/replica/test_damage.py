@@ -122,6 +122,7 @@ def test_of_a_replica_that_is_damaged_under_a_tail_no_batch_is_made(
     assert rebuilt > DAMAGES // 4, "these damages show nothing"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["data.mdb", "checksums", "lock.mdb"])
 @pytest.mark.parametrize("do", ["cut", "empty", "zero"])
 def test_a_file_that_was_cut_or_zeroed_ends_nobody_and_the_next_start_rebuilds_the_replica(
@@ -162,6 +163,7 @@ reader.close()
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("size", [0, 100, 5_000])
 @pytest.mark.parametrize("when", ["under a snapshot", "between snapshots"])
 def test_a_lock_file_that_is_cut_under_a_reader_ends_neither_the_reader_nor_the_tail(
@@ -183,6 +185,7 @@ def test_a_lock_file_that_is_cut_under_a_reader_ends_neither_the_reader_nor_the_
     assert answered(job.view)[:2] == (4, job.rows)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("size", [0, 100, 5_000])
 def test_a_lock_file_that_is_cut_under_a_tail_does_not_end_it(job: Job, size: int) -> None:
     tail = "import os, sys; from pathlib import Path; from stateside.core.layout import Layout; "

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,10 +18,13 @@ from click.testing import CliRunner, Result
 from stateside.cli import main
 from stateside.cli.dev import _watch_broker
 from stateside.core.errors import SettingInvalid, SetupError
+from stateside.core.layout import Layout
 from stateside.core.processes import free_port
+from stateside.journal import Event, open_journal
 from stateside.journal.backends.kafka import KafkaJournal
 from stateside.journal.backends.kafka.topic import topic_at
 from stateside.testbed.broker import Broker
+from stateside.testing import append
 from tests.journal.kafka.topics import delete_before, new_topic, real, send, stored_value
 from tests.sizes import in_full
 
@@ -59,6 +63,29 @@ class TestJournal:
         told = json.loads(run("stat", "--kafka", address, "--json").stdout)
         assert told["journal"] == KafkaJournal(topic_at(address)).id()
         assert (told["partitions"], told["begin"]) == (2, "start")
+
+    def test_who_follows_it_gets_each_event_once_and_each_entity_s_in_order(
+        self, broker: Broker, layout: Layout
+    ) -> None:
+        address = f"kafka://{broker.address}/followed-{os.getpid()}"
+        assert run("create", address, "--partitions", "1", "--dir", str(layout.root)).exit_code == 0
+        events = [Event(f"e-{n}", f"c-{n % 7}", "call", n, {"n": n}) for n in range(400)]
+
+        def produce() -> None:
+            with open_journal(layout.journal).writer() as writer:
+                for first in range(100, 400, 30):
+                    writer.append(events[first : first + 30])
+
+        append(layout, events[:100])
+        producer = threading.Thread(target=produce)
+        producer.start()
+        found = run("read", "--dir", str(layout.root), "--follow", "--limit", "400", "--json")
+        producer.join()
+        lines = [json.loads(line) for line in found.stdout.splitlines()]
+        assert {each["id"] for each in lines} == {event.id for event in events}
+        for entity in {event.entity for event in events}:
+            sequences = [each["sequence"] for each in lines if each["entity"] == entity]
+            assert sequences == list(range(1, len(sequences) + 1))
 
     def test_its_tags_are_counted_its_events_exported_and_all_of_it_verified(
         self, broker: Broker, tmp_path: Path
