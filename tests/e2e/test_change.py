@@ -361,3 +361,40 @@ def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_sa
     shop.append(10)
     shop.run_to_end(new, "sums", "kinds")
     assert rows_of(shop.layout, "sums") == without(shop.expected(), "orders")
+
+
+MIGRATED = NEW | {"columns": ', F.count("*").alias("orders"), F.avg("amount").alias("mean")'}
+MIGRATION = """
+@app.migration("total")
+def counted(row):
+    number = int(row["entity"][1:])
+    orders = len(range(number, {events}, {entities}))
+    return {{"orders": orders, "mean": (float(row["total"]), orders)}}
+"""
+
+
+def test_a_state_is_migrated_instead_of_folded_again_and_goes_on(shop: Shop) -> None:
+    old = shop.version("old", OLD)
+    shop.append(500)
+    shop.run_to_end(old, "total")
+    new = shop.version("new", MIGRATED, MIGRATION.format(events=500, entities=ENTITIES))
+    code, told = shop.call("check", new)
+    assert code == 1 and "total  can be migrated   its column 'orders' is new; its column 'mean' is new" in told
+    code, told = shop.call("apply", new)
+    assert code == 0 and "total: 20 rows carried over" in told and "generation 2 is served from now on" in told, told
+    assert "events folded" not in told
+    shop.append(300)
+    shop.run_to_end(new, "total")
+    means = [{**row, "mean": row["total"] / row["orders"]} for row in shop.expected()]
+    assert rows_of(shop.layout, "total") == means
+
+
+def test_a_migration_that_fails_at_a_row_changes_nothing(shop: Shop) -> None:
+    old = shop.version("old", OLD)
+    shop.append(100)
+    shop.run_to_end(old, "total")
+    new = shop.version("new", MIGRATED, MIGRATION.format(events="1 // (number != 7)", entities=ENTITIES))
+    code, told = shop.call("apply", new)
+    assert code != 0 and "fails at the row ['e7']: ZeroDivisionError" in told and "Traceback" not in told, told
+    assert shop.layout.view("total").generation == 1
+    shop.run_to_end(old, "total")

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 import stateside
 from stateside.core.errors import ViewInvalid
 from stateside.core.layout import Layout
-from stateside.core.positions import Position
 from stateside.journal import Event, JournalWriter
 from stateside.pipeline import declaration
 from stateside.pipeline.migration import Migrated, StateMigration
@@ -94,7 +93,7 @@ class Shop:
         old, new = Layout(self.folder), Layout(to)
         new.view("spending").root.mkdir(parents=True)
         new.journal.symlink_to(old.journal)
-        app, settings = self.app(query, key), RunSettings(events_per_batch_max=1, stop_at=Position.of({"0": 1}))
+        app, settings = self.app(query, key), RunSettings(events_per_batch_max=1)
         plan = Planner(app, new, settings, new.pause).plan(app.views["spending"], self.spark)
         assert plan.catalogue is not None
         declaration.keep(plan.catalogue, plan.text, new.view("spending"), accept_changes=False)

@@ -48,6 +48,8 @@ _NO_SPARK_YET = (
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout], "DataFrame"]
 Declared = TypeVar("Declared", bound=Function)
+Migration = Callable[[dict[str, Any]], Mapping[str, Any]]  # columns of the new state, from a row of the old one
+Migrating = TypeVar("Migrating", bound=Migration)
 Backfill = Literal["refuse", "deliver"]  # what a sink without a key does when its view is folded again
 Late = Literal["count", "dead_letters", "corrections"]  # what becomes of late events, unless a sink takes them
 Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
@@ -98,6 +100,7 @@ class App:
         self.settings = dict(settings or {})
         self.target = ""  # by which `load` found it, for commands in messages
         self.views: dict[str, View] = {}
+        self.migrations: dict[str, Migration] = {}
 
     def view(
         self,
@@ -168,6 +171,19 @@ class App:
             called = name or function.__name__
             declared = View(called, function, source=source, sink=sink, rows=rows, guarantee=guarantee)
             self._add(replace(declared, backfill=backfill))
+            return function
+
+        return declare
+
+    def migration(self, view: str) -> Callable[[Migrating], Migrating]:
+        """Declare the decorated function as the migration of a changed view's state (`pipeline.migration`).
+
+        `stateside apply` then carries the state over, instead of folding the view again from its events. A migration
+        of a view that did not change does nothing: remove it after the change.
+        """
+
+        def declare(function: Migrating) -> Migrating:
+            self.migrations[view] = function
             return function
 
         return declare

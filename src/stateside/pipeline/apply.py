@@ -10,7 +10,8 @@ Each changed view gets a new generation, which is filled beside the old one and 
 3. The backfill is repeated, from the end of the last round to the present end, until a round is short.
 4. The running job, if there is one, is asked to stop after its batch: by its lease, or by the file `handover`. This
    process takes the driver's lock, or leads.
-5. The rest is folded: each new generation covers the last position of the old one.
+5. The rest is folded: each new generation covers the last position of the old one. States that are migrated
+   (`migration`) are carried over now, while no batch of the old ones is under way.
 6. The switch: one file names the current generation of every view, and is replaced in one step, for all servers that
    share the folder. The generations before are kept, one for each view.
 7. This process goes on as the run of the new application, or ends if nothing was running.
@@ -36,13 +37,14 @@ from stateside.core.layout import POINTERS, Layout, Pointers, ViewGeneration, Vi
 from stateside.core.lease import hold, holders, note_holders
 from stateside.core.positions import Position
 from stateside.core.processes import signals
-from stateside.core.storage import Storage, size_of, try_lock_open, unlock_open
+from stateside.core.storage import Storage, size_of, try_lock_open, unlock_open, write_atomically
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
 from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
 from stateside.pipeline.comparison import ViewChange
 from stateside.pipeline.foreground import Teller, lead, lead_until, needs_lease, run_leader, standing_by
+from stateside.pipeline.migration import StateMigration
 from stateside.pipeline.runner import Runner, check_app, note_removed_views
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
@@ -50,6 +52,7 @@ from stateside.pipeline.sinks.sink import OnStep, ignore_step
 from stateside.pipeline.sources import with_jars
 from stateside.pipeline.view_plan import PlannedView, Planner
 from stateside.spark_state.batch_log import Checkpoint
+from stateside.views.catalogue import CATALOGUE, Catalogue
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.savepoint import check_whole
 
@@ -68,6 +71,7 @@ HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
 ENDING_S_MAX = 30.0  # for the end of the JVM of a process that was killed
 KEPT = 1  # generations before the current one
 _POLL_S = 0.05
+_NOT_CARRIED_OVER = ("checkpoint*", "replica*", "savepoints", "generations", "refused", "heartbeat.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,9 @@ class _Applying:
         if not chosen:
             self._teller.note("Nothing has changed: all views continue")
             return
-        register(self._layout, {each.view: plans[each.view] for each in chosen if each.filled}, self._wanted.refold)
+        migrated = [each.view for each in chosen if each.migrated]
+        made = {each.view: plans[each.view] for each in chosen if each.filled or each.migrated}
+        register(self._layout, made, {*self._wanted.refold, *migrated})
         with self._filling([each.view for each in chosen if each.filled], session, own) as catch_up:
             self._on_step(2)
             catch_up()
@@ -173,6 +179,8 @@ class _Applying:
             was_running, leadership = self._taken_over(driver, session, stack)
             self._on_step(5)
             catch_up()
+        for name in migrated:
+            self._migrate(name, session)
         self._on_step(6)
         self._switch(chosen, leadership)
         unlock_open(own)  # the next change may be applied while this run goes on
@@ -237,6 +245,25 @@ class _Applying:
 
             yield catch_up
 
+    def _migrate(self, name: str, session: SparkSession) -> None:
+        """Carry a view's state over to the generation that step 1 has made for it."""
+        old, new = self._layout.view(name), self._layout.at(name, _next(self._layout.pointers()[name]))
+        shutil.rmtree(new.root, ignore_errors=True)  # the remains of an earlier attempt
+        shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns(*_NOT_CARRIED_OVER))
+        one = replace(self._settings, **AT_FULL_SPEED | {"events_per_batch_max": 1})
+        planner = Planner(self._app, Layout(self._layout.root, (new,)), one, self._layout.pause)
+        planned = planner.plan(self._app.views[name], session)
+        assert planned.catalogue is not None, "a reaction has no state"
+        before, function = Catalogue.load(old.catalogue), self._app.migrations[name]
+
+        def told(rows: int, _: int) -> None:
+            self._teller.note(f"{name}: {rows:,} rows carried over")
+
+        migration = StateMigration(old.checkpoint, new.checkpoint, before, planned.catalogue, function, told)
+        migration.run(planned.frame)
+        CATALOGUE.write(new.catalogue, planned.catalogue)
+        write_atomically(new.plan, planned.text.encode())
+
     def _taken_over(self, driver: int, session: SparkSession, stack: ExitStack) -> tuple[bool, Leadership | None]:
         """Whether a job was running, and the leadership where there is a lease; now this process is the only driver."""
         was_running, leads = not try_lock_open(driver), needs_lease(self._layout, self._settings)
@@ -280,7 +307,7 @@ class _Applying:
     def _switch(self, chosen: Sequence[ViewChange], leadership: Leadership | None) -> None:
         layout = self._layout if leadership is None else Layout(leadership.root)
         before = layout.pointers()
-        for name in (each.view for each in chosen if each.filled):
+        for name in (each.view for each in chosen if each.filled or each.migrated):
             _check_covers(layout, name, before[name])
         after = switched(before, chosen)
         POINTERS.write(layout.generations, after)
@@ -365,7 +392,7 @@ def switched(pointers: Pointers, chosen: Sequence[ViewChange], kept_max: int = K
     for change in chosen:
         if change.was is not None:
             after[change.view] = after.pop(change.was, ViewPointer(ViewGeneration(1, change.was)))
-        elif change.filled:
+        elif change.filled or change.migrated:
             pointer = after[change.view]
             before = [each for each in (pointer.current, *pointer.kept) if each not in (None, pointer.next)]
             after[change.view] = ViewPointer(pointer.next, kept=tuple(each for each in before if each)[:kept_max])

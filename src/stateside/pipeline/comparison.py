@@ -1,6 +1,7 @@
 """The differences between an application and its folder: the table of `stateside check`, and of a refused `run`.
 
     continues            the view goes on from its last batch
+    can be migrated      its state is carried over row by row, by the application's migration (`migration`, `apply`)
     needs a backfill     its state does not fit, and is folded again from its source, beside the old one (`apply`)
     must be new          its state does not fit, and cannot be folded again: give the view another name
     new                  it has not run here
@@ -21,13 +22,15 @@ from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import size_of
 from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
+from stateside.pipeline import migration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.declaration import Difference, difference, difference_before_spark, has_run
 from stateside.pipeline.sinks.delta import is_keyed
 from stateside.pipeline.sources import DataFrameSource, JournalEvents
 from stateside.pipeline.view_plan import PlannedView
+from stateside.views.catalogue import Catalogue
 
-Verdict = Literal["continues", "needs a backfill", "must be new", "new", "renamed", "removed"]
+Verdict = Literal["continues", "can be migrated", "needs a backfill", "must be new", "new", "renamed", "removed"]
 Plan = Callable[[View], PlannedView]
 _FILLED: tuple[Verdict, ...] = ("needs a backfill", "new")
 
@@ -50,9 +53,13 @@ class ViewChange:
         return self.verdict in _FILLED
 
     @property
+    def migrated(self) -> bool:
+        return self.verdict == "can be migrated"
+
+    @property
     def refused(self) -> bool:
         """Whether a run must not go on without `stateside apply`."""
-        return self.verdict in ("needs a backfill", "must be new")
+        return self.migrated or self.verdict in ("needs a backfill", "must be new")
 
 
 def known_views(layout: Layout) -> dict[str, ViewLayout]:
@@ -83,7 +90,7 @@ def _judged(
 ) -> ViewChange | None:
     if places is None:
         return ViewChange(view.name, "new", events=_events(app, layout, view))
-    found = difference_before_spark(app, view, places)
+    found = None if view.name in app.migrations else difference_before_spark(app, view, places)
     if found is None and again:
         found = Difference("it is to be folded again")
     if found is None and plan is None:
@@ -91,9 +98,22 @@ def _judged(
     if found is None and plan is not None:
         planned = plan(view)
         found = difference(planned.catalogue, planned.text, places)
+        if found is not None and view.name in app.migrations and not found.acceptable:
+            return _to_be_migrated(app, layout, view, places, found, planned.catalogue)
     if found is None:
         return ViewChange(view.name, "continues")
     return _to_be_filled(app, layout, view, places, found)
+
+
+def _to_be_migrated(
+    app: App, layout: Layout, view: View, places: ViewLayout, found: Difference, after: Catalogue | None
+) -> ViewChange:
+    if after is None or not places.catalogue.exists():
+        return _to_be_filled(app, layout, view, places, found)
+    why_not = migration.obstacle(Catalogue.load(places.catalogue), after)
+    if why_not is not None:
+        return _to_be_filled(app, layout, view, places, Difference(f"{found.what}; {why_not}"))
+    return ViewChange(view.name, "can be migrated", found.what, bytes=size_of(places.checkpoint))
 
 
 def _to_be_filled(app: App, layout: Layout, view: View, places: ViewLayout, found: Difference) -> ViewChange:
@@ -191,6 +211,6 @@ def _reason(change: ViewChange) -> str:
 def part_of(app: App, names: Iterable[str]) -> App:
     """The application with these views only."""
     part, chosen = App(app.name, fields=app.fields, source=app.source, settings=app.settings), set(names)
-    part.target = app.target
+    part.target, part.migrations = app.target, app.migrations
     part.views = {name: view for name, view in app.views.items() if name in chosen}
     return part

@@ -26,16 +26,18 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateside.core.errors import CheckpointGap, CheckpointInvalid, ViewInvalid
+from stateside.core.errors import CheckpointGap, CheckpointInvalid, PipelineFailed, ViewInvalid
 from stateside.core.progress import Watch, nobody
 from stateside.core.storage import Storage, make_durable, write_atomically
+from stateside.core.wait import wait_until
+from stateside.pipeline.app import Migration
 from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
 from stateside.spark_state.changelog import read_changelog
 from stateside.spark_state.provider import Provider, newest_chain, provider_of
@@ -47,21 +49,21 @@ from stateside.views.catalogue import Catalogue, ViewColumn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Migration = Callable[[dict[str, Any]], Mapping[str, Any]]
 StateRow = tuple[bytes, bytes]
 PlacedRow = tuple[int, bytes, bytes]  # with its partition
 _ROWS_AT_ONCE = 10_000
+_TEMPLATE_S_MAX = 300.0
 _HASHED = {"date": "int", "timestamp": "bigint", "timestamp_ntz": "bigint"}  # Spark hashes what it stores
 
 
-def check(before: Catalogue, after: Catalogue) -> str | None:
+def obstacle(before: Catalogue, after: Catalogue) -> str | None:
     """Why a view's state cannot be carried over to its new declaration; None if it can."""
     for catalogue in (before, after):
         if catalogue.kind != "aggregation":
-            return f"the state of a view of the kind {catalogue.kind} is not migrated"
-    if before.window != after.window:
-        return "its window is another one"
-    return None
+            return f"a state of the kind {catalogue.kind} is not migrated"
+        if catalogue.archive is not None:
+            return "its archive has rows with the old columns"
+    return None if before.window == after.window else "its window is another one"
 
 
 class Carried:
@@ -185,7 +187,7 @@ class StateMigration:
     def run(self, frame: DataFrame) -> Migrated:
         """Migrate to the query of this DataFrame; ViewInvalid, with the row, if the function fails at one.
 
-        The query's source ends after its first event, so that step 1 takes no more.
+        Batches of the query's source are best small: step 1 needs the first one.
         """
         for left in (self._scratch, self._target):
             shutil.rmtree(left, ignore_errors=True)
@@ -224,19 +226,23 @@ class StateMigration:
     def _template(self, frame: DataFrame, partitions: int) -> Checkpoint:
         """Step 1."""
         folder, conf = self._scratch / "template", frame.sparkSession.conf
-        before = str(conf.get(SHUFFLE_PARTITIONS))
+        before, template = str(conf.get(SHUFFLE_PARTITIONS)), Checkpoint(Storage.at(folder))
         conf.set(SHUFFLE_PARTITIONS, partitions)
         try:
             query = (
                 frame.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(folder)).start()
             )
             try:
-                query.processAllAvailable()
+                wait_until(lambda: template.committed(0) or not query.isActive, _TEMPLATE_S_MAX)
             finally:
                 query.stop()
         finally:
             conf.set(SHUFFLE_PARTITIONS, before)
-        template = Checkpoint(Storage.at(folder))
+        if not template.committed(0):
+            raise PipelineFailed(
+                f"The changed view {self._after.view!r} finished no batch in {_TEMPLATE_S_MAX} s: {query.exception()}",
+                next_step="Nothing was changed: mend the view, or try again",
+            )
         self._after.check(read_schema(template.storage, self._after.operator))
         return template
 
