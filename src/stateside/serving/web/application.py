@@ -25,7 +25,7 @@ from stateside.core.extras import package_missing
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
-from stateside.serving.fast_path.answer import FastPath
+from stateside.serving.fast_path import FastPath
 from stateside.serving.health import logs
 from stateside.serving.health.metrics import Metrics
 from stateside.serving.registry.announcer import Announcer, Identity, Servers
