@@ -32,11 +32,10 @@ from stateside.serving.registry.announcer import Announcer, Identity, Servers
 from stateside.serving.registry.location import location
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.connection import Connections, reported
-from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.operator_routes import health_routes, place_routes
 from stateside.serving.web.request import PATH_CHARS_MAX, Call, Request
 from stateside.serving.web.response import Response, as_http, validated
-from stateside.serving.web.route import Route, Routes
+from stateside.serving.web.route import Route, Routes, openapi_route
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 log = logging.getLogger(__name__)
