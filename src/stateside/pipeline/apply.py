@@ -7,8 +7,8 @@ Each changed view gets a new generation, which is filled beside the old one and 
    declaration is taken again, and only catches up: so applying the old code again is a way back.
 2. The generations are filled: the new queries read their sources from the beginning, in very large batches (a large
    batch touches each key once), in this process's own Spark session. The old run goes on in its own process.
-3. The backfill is repeated, from the end of the last round to the present end, until a round is short, or hardly shorter
-   than the one before: then events come in about as fast as they are folded.
+3. The backfill is repeated, from the end of the last round to the present end, until a round is short, or hardly
+   shorter than the one before: then events come in about as fast as they are folded.
 4. The running job, if there is one, is asked to stop after its batch: by its lease, or by the file `handover`. This
    process takes the driver's lock, or leads.
 5. The rest is folded: each new generation covers the last position of the old one. States that are migrated
