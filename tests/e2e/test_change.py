@@ -27,6 +27,7 @@ from stateside.testing import rows as rows_of
 from stateside.views.heartbeat import Heartbeat
 from tests.docs.commands import commands
 from tests.serving.conftest import wait_until_it_answers
+from tests.sizes import sized
 from tests.waiting import WAIT_S_MAX, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -313,7 +314,7 @@ def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(
     old, new = shop.version("old", OLD), shop.version("new", NEW)
     shop.append(500)
     shop.run_to_end(old, "total")
-    for step in range(1, 8):
+    for step in sized((2, 6, 7), tuple(range(1, 8))):  # resumed, not switched yet, switched
         killed = [sys.executable, "-c", KILLED, new, str(shop.layout.root), str(step)]
         ended = subprocess.run(killed, cwd=shop.code, capture_output=True, text=True, timeout=300)
         assert ended.returncode == -signal.SIGKILL, (step, ended.stderr)
