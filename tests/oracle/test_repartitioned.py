@@ -116,7 +116,6 @@ def repartition(spark: SparkSession, checkpoint: Path, partitions: int) -> None:
     before = state_digests(found, found.commit(found.commits()[-1]), checkpoint.parent)
     spark._streamingCheckpointManager.repartition(str(checkpoint), partitions)
     assert state_digests(found, found.commit(found.commits()[-1]), checkpoint.parent) == before
-    assert all(rows for rows, _ in before.values()), before
 
 
 def compare_late_replicas(folder: Path, states: States, repartitioned: list[int]) -> None:

@@ -178,6 +178,7 @@ class _Rescaling:
     def _repartition(self, new: ViewLayout) -> None:
         """Step 3, with the settings of state stores that the query had."""
         plan, _ = Checkpoint(Storage.at(new.checkpoint)).newest_plan()
+        _ = self._spark.streams  # starts the coordinator of state stores, which Spark itself forgets before a query ran
         with _conf(self._spark, plan.conf):
             try:
                 self._spark._streamingCheckpointManager.repartition(str(new.checkpoint), self._partitions)
