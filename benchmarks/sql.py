@@ -22,8 +22,8 @@ from stateside.serving.access.principal import OPERATOR
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache
+from stateside.serving.sql.process import SqlRunner
 from stateside.serving.sql.sql_query import SqlQuery
-from stateside.serving.sql.statement_runner import SqlRunner
 
 ROWS = 1_000_000
 CHANGED = 10_000

@@ -22,23 +22,27 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from stateside.core.errors import OperatingError
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.journal import Event, Journal, open_journal
-from stateside.pipeline.app import App
-from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
-from stateside.pipeline.runner import Runner
+from stateside.journal.predicates import ANY, Conditions
+from stateside.pipeline.journal_source import JournalSource, JournalStreamReader
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sinks.sink import BatchId, Sink
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
-from stateside.replica.tail import Tail
-from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Spark's Python workers import this module, for `CrashingSource`
     from pyspark.sql import SparkSession
 
+    from stateside.pipeline.app import App
+    from stateside.pipeline.sinks.sink import BatchId, Sink
+    from stateside.serving.rows.view_readers import Floor, ViewAnswer, ViewReader
+
+CRASH_TYPE = "stateside.testing.crash"
 _numbers = count(1)
 
 
@@ -91,6 +95,8 @@ def run_to(
 
     Crash markers among the events take effect. PipelineFailed if a view fails.
     """
+    from stateside.pipeline.runner import Runner
+
     session.dataSource.register(CrashingSource)
     journal = open_journal(layout.journal)
     stop_at = position or journal.in_stamps(journal.end())
@@ -101,7 +107,7 @@ def run_to(
 
 def answer(layout: Layout, view: str, *key: str) -> ViewAnswer:
     """Follow the view's checkpoint to its newest batch, then answer as a server would."""
-    return _ask(layout, view, lambda reader: reader.rows(reader.shape.parse_key(key), Floor(wait_ms=0)))
+    return _ask(layout, view, lambda reader, floor: reader.rows(reader.shape.parse_key(key), floor))
 
 
 def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
@@ -111,16 +117,21 @@ def rows(layout: Layout, view: str, *key: str) -> list[dict[str, Any]]:
 
 def rollup(layout: Layout, view: str, columns: Sequence[str], *key: str) -> list[dict[str, Any]]:
     """The rows of a view's rollup by `columns` whose key begins with the given parts, without their stamp."""
-    return _ask(layout, view, lambda reader: reader.rollup(columns, key, Floor(wait_ms=0))).rows
+    return _ask(layout, view, lambda reader, floor: reader.rollup(columns, key, floor)).rows
 
 
-def _ask(layout: Layout, view: str, question: Callable[[ViewReader], Coroutine[Any, Any, ViewAnswer]]) -> ViewAnswer:
+def _ask(
+    layout: Layout, view: str, question: Callable[[ViewReader, Floor], Coroutine[Any, Any, ViewAnswer]]
+) -> ViewAnswer:
+    from stateside.replica.tail import Tail
+    from stateside.serving.rows.view_readers import Floor, ViewReader
+
     tail = Tail(layout.view(view))
     tail.step()
     tail.close()
     reader = ViewReader(layout.view(view))
     try:
-        return asyncio.run(question(reader))
+        return asyncio.run(question(reader, Floor(wait_ms=0)))
     finally:
         reader.close()
 
@@ -139,3 +150,37 @@ class CrashingSink:
         self._sink.write(rows, batch)
         if crash:
             raise Crash("A test crashes here, after the sink has stored the batch")
+
+
+class _CrashingReader(JournalStreamReader):
+    """Reads the journal: fails the first task that reads a crash marker, and drops markers afterwards."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of one task, without markers."""
+        for batch in super().read(partition):
+            marked = pc.equal(batch.column("type"), CRASH_TYPE)
+            for marker in batch.filter(marked).column("id").to_pylist():
+                self._crash_once(marker)
+            yield batch.filter(pc.invert(marked))
+
+    def _wanted(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Markers are read whatever types and tags the query selects."""
+        wanted = super()._wanted(batch)
+        return None if wanted is None else pc.or_(wanted, pc.equal(batch.column("type"), CRASH_TYPE))
+
+    def _ruling(self) -> Conditions:
+        """A marker may be in any segment."""
+        return ANY
+
+    def _crash_once(self, marker: str) -> None:
+        remembered = self._folder / f"{marker}.crashed"
+        if not remembered.exists():
+            remembered.touch()
+            raise OperatingError(f"A test crashes here, at the marker {marker!r}")
+
+
+class CrashingSource(JournalSource):
+    """The journal source in which crash markers take effect, registered in its place. `run_to` registers it."""
+
+    def streamReader(self, schema: StructType) -> JournalStreamReader:  # noqa: N802
+        return _CrashingReader(schema, self.options)

@@ -20,7 +20,7 @@ from stateside.serving.access.position_codec import PLAIN
 from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
-from stateside.serving.fast_path import point_lookup
+from stateside.serving.fast_path import KEPT_BYTES_MAX
 from stateside.serving.health import metrics
 from stateside.serving.rows import relation
 from stateside.serving.rows.view_readers import ViewReaders
@@ -197,5 +197,5 @@ def test_the_tables_of_metrics_have_all_metrics_of_the_code() -> None:
 
 
 def test_the_bound_of_rows_in_memory_is_that_of_the_code() -> None:
-    assert point_lookup.KEPT_BYTES_MAX == 64 << 20
-    assert f"{point_lookup.KEPT_BYTES_MAX >> 20} MiB for each view and worker" in " ".join(SERVING.split())
+    assert KEPT_BYTES_MAX == 64 << 20
+    assert f"{KEPT_BYTES_MAX >> 20} MiB for each view and worker" in " ".join(SERVING.split())

@@ -15,11 +15,10 @@ from examples.orders import LIMIT_MICROS, app
 from stateside.core.errors import PipelineFailed
 from stateside.core.layout import Layout
 from stateside.journal import Event, FileLog
-from stateside.pipeline.crash_source import CRASH_TYPE, CrashingSource
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import SinkFactory
-from stateside.testing import CrashingSink, append, crash_marker, rows
+from stateside.testing import CRASH_TYPE, CrashingSink, CrashingSource, append, crash_marker, rows
 
 pytestmark = pytest.mark.spark
 

@@ -19,14 +19,13 @@ from stateside.core.layout import Layout
 from stateside.core.storage import Storage
 from stateside.journal import Event, open_journal
 from stateside.pipeline import App
-from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.dead_letters import stored_letters
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.testing import append, crash_marker, run_to
+from stateside.testing import CrashingSource, append, crash_marker, run_to
 
 pytestmark = pytest.mark.spark
 

@@ -18,13 +18,12 @@ from stateside.core.errors import PipelineFailed, SinkAway, SinkRefused, ViewBro
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
 from stateside.journal import Event
-from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.testing import append, crash_marker, rows, run_to
+from stateside.testing import CrashingSource, append, crash_marker, rows, run_to
 from stateside.views.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.spark

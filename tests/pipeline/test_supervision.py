@@ -19,7 +19,6 @@ from stateside.core.errors import OperatingError, PipelineFailed, SinkAway
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
 from stateside.journal import Event
-from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.failures import Failure
 from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
@@ -27,7 +26,7 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink, SinkFactory
 from stateside.pipeline.view_query import BatchDelivery, ViewQuery
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.testing import append, crash_marker
+from stateside.testing import CrashingSource, append, crash_marker
 from stateside.views.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.spark

@@ -19,12 +19,11 @@ from pyspark.sql import functions as F
 import stateside
 from stateside.core.layout import Layout
 from stateside.journal import Event
-from stateside.pipeline.crash_source import CrashingSource
 from stateside.pipeline.progress import events_left
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
-from stateside.testing import append, crash_marker, rows
+from stateside.testing import CrashingSource, append, crash_marker, rows
 from tests.pipeline.test_supervision import commits, orders, totals
 
 ENDING = RunSettings(until_caught_up=True, events_per_batch_max=10, restart_pause_s=0.05)

@@ -29,7 +29,7 @@ from stateside.replica.replica_reader import ReplicaReader
 from stateside.replica.tail import Tail
 from stateside.serving.access.guard import Guard
 from stateside.serving.changes.sse import EventId
-from stateside.serving.fast_path.answer import Peer as Connected
+from stateside.serving.fast_path import Peer as Connected
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from tests.replica.spark_job import Changes, Job, catalogue

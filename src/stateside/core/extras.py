@@ -27,7 +27,6 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
     "stateside.ops.doctor": LIGHT,
     "stateside.ops.project": LIGHT,
     "stateside.serving.clients": LIGHT,
-    "stateside.serving.clients.arrow_table": "server",
     "stateside.journal.backends.kafka": "kafka",
     "stateside.pipeline": "spark",
     "stateside.testing": "spark",

@@ -7,7 +7,8 @@ Each changed view gets a new generation, which is filled beside the old one and 
    declaration is taken again, and only catches up: so applying the old code again is a way back.
 2. The generations are filled: the new queries read their sources from the beginning, in very large batches (a large
    batch touches each key once), in this process's own Spark session. The old run goes on in its own process.
-3. The backfill is repeated, from the end of the last round to the present end, until a round is short.
+3. The backfill is repeated, from the end of the last round to the present end, until a round is short, or hardly
+   shorter than the one before: then events come in about as fast as they are folded.
 4. The running job, if there is one, is asked to stop after its batch: by its lease, or by the file `handover`. This
    process takes the driver's lock, or leads.
 5. The rest is folded: each new generation covers the last position of the old one. States that are migrated
@@ -22,6 +23,7 @@ on from there.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -173,8 +175,9 @@ class _Applying:
             self._on_step(2)
             catch_up()
             self._on_step(3)
-            while catch_up() > ROUND_S_MAX:
-                pass
+            before_s = math.inf
+            while ROUND_S_MAX < (took_s := catch_up()) < before_s / 2:
+                before_s = took_s
             self._on_step(4)
             was_running, leadership = self._taken_over(driver, session, stack)
             self._on_step(5)

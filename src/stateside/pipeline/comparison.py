@@ -203,7 +203,7 @@ def as_json(changes: Sequence[ViewChange]) -> list[dict[str, Any]]:
 
 
 def _reason(change: ViewChange) -> str:
-    cost = [f"{change.events:,} events to fold"] if change.filled and change.events is not None else []
+    cost = [f"{change.events:,} events to fold"] if change.filled and change.events else []
     cost += [f"{change.bytes:,} bytes beside"] if change.bytes is not None else []
     return "; ".join([change.why] * bool(change.why) + ([", ".join(cost)] if cost else []))
 

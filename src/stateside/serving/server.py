@@ -40,7 +40,7 @@ from stateside.serving.web.application import Application
 from stateside.serving.web.connection import CONNECTIONS_MAX, UVICORN, Connections
 from stateside.serving.web.event_routes import event_routes
 from stateside.serving.web.operator_routes import savepoint_routes, status_routes
-from stateside.serving.web.sql_routes import sql_routes
+from stateside.serving.web.view_routes import sql_routes
 
 _FILES_BESIDE = 512  # files that a worker has open besides its connections
 

@@ -15,7 +15,7 @@ from stateside.replica.batch_marker import AppliedBatch
 from stateside.replica.changes import touched
 from stateside.replica.history import Keep
 from stateside.replica.store import ReplicaReader, ReplicaWriter, Snapshot
-from stateside.serving.fast_path.point_lookup import NAME_CHARS_MAX, ROW_BYTES_MAX, RowCache
+from stateside.serving.fast_path import NAME_CHARS_MAX, ROW_BYTES_MAX, RowCache
 from tests.replica.test_history import Changes, batch, changes
 from tests.sizes import examples
 

@@ -15,8 +15,8 @@ from stateside.replica.tail import Tail
 from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
+from stateside.serving.sql.process import Left, SqlRunner
 from stateside.serving.sql.sql_query import SqlQuery
-from stateside.serving.sql.statement_runner import Left, SqlRunner
 from stateside.views.catalogue import Computed
 from stateside.views.functions import ColumnFunction, extend_functions
 from tests.replica import spark_job

@@ -15,7 +15,7 @@ from stateside.core.errors import ClientLeft, NotFreshEnough, SqlInvalid, SqlTim
 from stateside.core.layout import Layout
 from stateside.serving.rows.floor import Floor
 from stateside.serving.sql import cache as limits
-from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.serving.sql.process import SqlRunner
 from tests.sizes import not_in_fast
 from tests.waiting import wait_until
 

@@ -16,7 +16,7 @@ from stateside.core.layout import Layout
 from stateside.core.storage import write_atomically
 from stateside.serving.access.principal import OPERATOR, Principal
 from stateside.serving.sql.execution import listed
-from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.serving.sql.process import SqlRunner
 from stateside.views.catalogue import Catalogue
 from tests.billing.test_answers import DAY_US, JANUARY, Folder
 from tests.billing.written_bills import step

@@ -15,7 +15,7 @@ from stateside.billing.answers.totals import ROLLUP, ArchiveSums, all_totals
 from stateside.billing.calendar import Cycle
 from stateside.core.layout import Layout
 from stateside.serving.rows.view_readers import Floor, ViewReader
-from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.serving.sql.process import SqlRunner
 from tests.billing.written_bills import BASIC, WrittenBills, plan, step
 from tests.serving.sql.asking import Asker
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from stateside.serving.fast_path.answer import Peer
+from stateside.serving.fast_path import Peer
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import UVICORN
 from tests.waiting import WAIT_S_MAX

@@ -17,7 +17,7 @@ from stateside.replica.checksums import Checksums
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.limits import RateLimits
 from stateside.serving.access.tokens import Issuer
-from stateside.serving.fast_path.answer import LINES_BYTES_MAX, Peer
+from stateside.serving.fast_path import LINES_BYTES_MAX, Peer
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.connection import Connections, Loop

@@ -14,7 +14,7 @@ from stateside.serving.access.guard import Guard
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.serving.web.event_routes import event_routes
-from stateside.serving.web.openapi import openapi
+from stateside.serving.web.route import openapi
 
 
 @pytest.fixture

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal as Number
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stateside.core.errors import SetupError
 from stateside.core.extras import explained
 from stateside.core.positions import Position
-from stateside.serving.stamp import Stamp
+from stateside.serving.stamp import Stamp, parse_time
+from stateside.spark_state.types import Array, Decimal, Map, Primitive, SparkType, Struct, parse_type
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "float": float,  # "NaN" and "Infinity" are texts in JSON
+    "double": float,
+    "date": date.fromisoformat,
+    "timestamp": lambda text: _EPOCH + timedelta(microseconds=parse_time(text)),
+    "timestamp_ntz": lambda text: (_EPOCH + timedelta(microseconds=parse_time(text))).replace(tzinfo=None),
+    "binary": base64.urlsafe_b64decode,
+}
+_TYPES_OF_SQL = {
+    "BOOLEAN": "boolean",
+    "TINYINT": "byte",
+    "SMALLINT": "short",
+    "INTEGER": "integer",
+    "BIGINT": "long",
+    "HUGEINT": "decimal(38,0)",  # DuckDB's type for sums of whole numbers
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "VARCHAR": "string",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp_ntz",
+    "TIMESTAMP WITH TIME ZONE": "timestamp",
+    "BLOB": "binary",
+}
 
 Row = dict[str, Any]
 
@@ -36,9 +66,12 @@ class Table:
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table, with the view's column types where known, else with JSON's."""
         with explained():
-            from stateside.serving.clients.arrow_table import arrow_table  # pyarrow takes longer to import than to ask
+            import pyarrow as pa  # takes longer to import than to ask
 
-        return arrow_table(self.rows, self.types)
+        rows, types = self.rows, self.types
+        typed = (name for name in types if not rows or name in rows[0])
+        names = dict.fromkeys([*typed, *(name for row in rows for name in row)])
+        return pa.table({name: _arrow_column([row.get(name) for row in rows], types.get(name)) for name in names})
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a pandas frame, with the same types."""
@@ -162,23 +195,6 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-_TYPES_OF_SQL = {
-    "BOOLEAN": "boolean",
-    "TINYINT": "byte",
-    "SMALLINT": "short",
-    "INTEGER": "integer",
-    "BIGINT": "long",
-    "HUGEINT": "decimal(38,0)",  # DuckDB's type for sums of whole numbers
-    "FLOAT": "float",
-    "DOUBLE": "double",
-    "VARCHAR": "string",
-    "DATE": "date",
-    "TIMESTAMP": "timestamp_ntz",
-    "TIMESTAMP WITH TIME ZONE": "timestamp",
-    "BLOB": "binary",
-}
-
-
 def spark_type(sql: str) -> str | None:
     """The type of a statement's column in the notation of views; None without an equivalent."""
     decimal = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", sql)
@@ -210,3 +226,79 @@ class Location:
 
     share: str | None
     servers: list[dict[str, Any]]
+
+
+def _arrow_column(values: Sequence[Any], type_: str | None) -> pa.Array:
+    """The values as an Arrow column; without a type, of the type that Arrow infers from JSON values."""
+    import pyarrow as pa
+
+    if type_ is None:
+        return pa.array(values)
+    spark = parse_type(type_)
+    value_of = _value_of(spark)
+    return pa.array([None if value is None else value_of(value) for value in values], _arrow_type(spark))
+
+
+def _arrow_type(type_: SparkType) -> pa.DataType:
+    import pyarrow as pa
+
+    match type_:
+        case Primitive(name):
+            return _arrow_primitives().get(name, pa.string())  # intervals stay texts
+        case Decimal(precision, scale):
+            return pa.decimal128(precision, scale)
+        case Array(element):
+            return pa.list_(_arrow_type(element))
+        case Map(key, value):
+            return pa.map_(_arrow_type(key), _arrow_type(value))
+        case Struct(names, types):
+            return pa.struct([(name, _arrow_type(part)) for name, part in zip(names, types, strict=True)])
+    raise AssertionError(f"no Arrow type for {type_}")
+
+
+@cache
+def _arrow_primitives() -> Mapping[str, pa.DataType]:
+    import pyarrow as pa
+
+    return {
+        "string": pa.string(),
+        "boolean": pa.bool_(),
+        "byte": pa.int8(),
+        "short": pa.int16(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+        "binary": pa.binary(),
+    }
+
+
+def _value_of(type_: SparkType) -> Callable[[Any], Any]:
+    """The conversion from JSON to a Python value."""
+    match type_:
+        case Primitive(name):
+            return _VALUES.get(name, lambda value: value)
+        case Decimal():
+            return Number
+        case Array(element):
+            one = _or_none(element)
+            return lambda values: [one(value) for value in values]
+        case Map(key, value):
+            left, right = _or_none(key), _or_none(value)
+            return lambda pairs: [(left(k), right(v)) for k, v in _pairs(pairs)]
+        case Struct(names, types):
+            fields = [(name, _or_none(part)) for name, part in zip(names, types, strict=True)]
+            return lambda value: {name: one(value[name]) for name, one in fields}
+    return lambda value: value
+
+
+def _or_none(type_: SparkType) -> Callable[[Any], Any]:
+    some = _value_of(type_)
+    return lambda value: None if value is None else some(value)
+
+
+def _pairs(shown: Any) -> list[tuple[Any, Any]]:
+    return list(shown.items()) if isinstance(shown, dict) else [(pair["key"], pair["value"]) for pair in shown]

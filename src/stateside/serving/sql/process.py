@@ -9,6 +9,10 @@ Whatever a statement does, the worker answers other requests, and the next state
 The process is the third wall, after `statement` and `execution`: an empty private working directory, no written
 files but the few bytes of LMDB's reader table, no core dump, no gain of privileges. Its log goes to the worker
 through a pipe.
+
+In the process, `SqlRunner` limits the number of concurrent statements and their time. A statement's steps (`execution`)
+run in threads beside the event loop. When its time is up, or its client has gone, the statement is interrupted every
+0.1 s until it has ended.
 """
 
 from __future__ import annotations
@@ -18,27 +22,216 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pyarrow as pa
 
 from stateside.core import processes
-from stateside.core.errors import StatesideError
+from stateside.core.errors import ClientLeft, SqlTimeout, SqlTooLarge, StatesideError, TooManyRequests
 from stateside.core.layout import Layout
+from stateside.serving.access.principal import Principal
+from stateside.serving.rows.archive import ArchiveTables, GatedTable
+from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import wire
 from stateside.serving.sql.cache import RelationCache
-from stateside.serving.sql.execution import listed
-from stateside.serving.sql.statement_runner import SqlRunner
+from stateside.serving.sql.execution import Execution, SqlFolder, listed
+from stateside.serving.sql.relations import Relations
+from stateside.serving.sql.result import Written, cut, written
+from stateside.serving.sql.sql_query import SqlQuery
 from stateside.serving.sql.wire import Kind, StatementMessage
+from stateside.serving.stamp import Stamp
 
+STATEMENTS_MAX = 4
 FILE_BYTES_MAX = 1 << 20  # of any file it writes: LMDB's reader table is much smaller
 _EXIT_NO_MEMORY = 12
+_AGAIN_S = 0.1
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Left = Callable[[], Awaitable[None]]
+
+
+class SqlRunner:
+    """Runs statements over a folder, `at_once` at a time. `gated`: see `rows.archive`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        gated: Sequence[GatedTable] = (),
+        *,
+        kept: RelationCache | None = None,
+        at_once: int = STATEMENTS_MAX,
+    ) -> None:
+        archive = ArchiveTables(layout, gated)
+        self.folder = SqlFolder(Relations(layout, archive), archive, kept or RelationCache())
+        self._at_once, self._running = at_once, 0
+        self._threads = ThreadPoolExecutor(at_once, "sql")
+
+    async def run(self, question: SqlQuery, views: ViewReaders, holder: Principal, floor: Floor, left: Left) -> Running:
+        """Start a statement. The caller must close the `Running`.
+
+        TooManyRequests if `at_once` statements run already; SqlInvalid, SqlTooLarge, SqlTimeout, AccessDenied, or the
+        errors of reading views, as far as they occur before the first rows.
+        """
+        if self._running >= self._at_once:
+            raise TooManyRequests(
+                f"{self._at_once} statements run here already",
+                next_step="Ask again in a moment, or run fewer at a time",
+            )
+        self._running += 1
+        running = Running(Execution(self.folder, holder, question.text, question.parameters), question, self)
+        try:
+            await running.begin(views, floor, left)
+        except BaseException:
+            await running.aclose()
+            raise
+        return running
+
+    def in_thread(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Run a step of a statement in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def ended(self) -> None:
+        """Return the slot of a statement that has ended."""
+        self._running -= 1
+
+
+class Running:
+    """A running statement: its stamps, and an iterator over the parts of the written result."""
+
+    def __init__(self, execution: Execution, question: SqlQuery, runner: SqlRunner) -> None:
+        self._execution, self._question, self._runner = execution, question, runner
+        self._written: Written | None = None
+        self._waiting: list[bytes] = []  # parts not yet sent
+        self._rows, self._bytes, self._done, self._closed = 0, 0, False, False
+        self._step: asyncio.Future[object] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        """The stamps of the views read."""
+        return self._execution.stamps
+
+    @property
+    def kind(self) -> str:
+        """The result's content type."""
+        assert self._written is not None
+        return self._written.kind
+
+    async def begin(self, views: ViewReaders, floor: Floor, left: Left) -> None:
+        """Run up to the first rows; for JSON to the end, so that every error gets its HTTP status."""
+        loop, timeout_ms = asyncio.get_running_loop(), self._question.timeout_ms
+        time_up = SqlTimeout(
+            f"The statement took longer than {timeout_ms:,} ms",
+            next_step="Let it read or do less, or give it more time with timeout_ms",
+        )
+        self._timer = loop.call_later(timeout_ms / 1_000, self._end, time_up)
+        self._watcher = loop.create_task(self._watch(left))
+        names = await self._do(self._execution.check)
+        readers = {name: await views.ready(name, floor) for name in names}
+        schema = await self._do(self._execution.execute, readers, floor)
+        assert isinstance(schema, pa.Schema)
+        self._written = written(self._question.format, schema, self._execution.types, self.stamps)
+        self._waiting.append(self._written.begin())
+        await self._advance()
+        while self._question.format == "json" and not self._done:
+            await self._advance()
+        if self._done:
+            await self._release()
+
+    def cut(self, why: str) -> bytes:
+        """The bytes sent in place of the rest of a broken-off result."""
+        return cut(self._question.format, why)
+
+    def __aiter__(self) -> Running:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next part; if the statement fails now, the part that marks the result as cut."""
+        try:
+            while not self._waiting and not self._done:
+                await self._advance()
+        except Exception as error:
+            level = logging.INFO if isinstance(error, ClientLeft) else logging.WARNING
+            log.log(level, "A result was cut after %s rows: %s", f"{self._rows:,}", error)
+            self._done = True
+            return self.cut(f"{error.code}: {error}" if isinstance(error, StatesideError) else "internal")
+        if not self._waiting:
+            await self.aclose()
+            raise StopAsyncIteration
+        parts, self._waiting = b"".join(self._waiting), []
+        return parts
+
+    async def aclose(self) -> None:
+        """End the statement if it still runs, and release its resources."""
+        self._done = True
+        await self._release()
+
+    async def _release(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._step is not None and not self._step.done():
+            self._end(ClientLeft("Who asked went away, and the statement was ended"))
+            with suppress(Exception):
+                await self._step
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        try:
+            await asyncio.shield(self._runner.in_thread(self._execution.close))
+        finally:
+            self._runner.ended()
+
+    async def _advance(self) -> None:
+        self._waiting.append(await self._do(self._part))
+
+    def _part(self) -> bytes:
+        """The next part of the result; runs in a thread."""
+        assert self._written is not None
+        rows = self._execution.next()
+        if rows is None:
+            self._done = True
+            return self._written.end()
+        self._rows += rows.num_rows
+        if self._rows > self._question.rows_max:
+            raise _too_many(f"{self._question.rows_max:,} rows")
+        part = self._written.batch(rows)
+        self._bytes += len(part)
+        if self._bytes > self._question.bytes_max:
+            raise _too_many(f"{self._question.bytes_max >> 20:,} MiB")
+        return part
+
+    async def _do(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run a step in a thread. The step goes on there even if the caller is cancelled."""
+        step = self._runner.in_thread(work, *arguments)
+        self._step = step  # type: ignore[assignment]
+        return await asyncio.shield(step)
+
+    def _end(self, why: StatesideError) -> None:
+        self._execution.ending.end(why)
+        self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self._end, why)
+
+    async def _watch(self, left: Left) -> None:
+        await left()
+        self._end(ClientLeft("Who asked went away, and the statement was ended"))
+
+
+def _too_many(limit: str) -> SqlTooLarge:
+    return SqlTooLarge(
+        f"The result has more than {limit}",
+        next_step="Add a LIMIT or a WHERE; or ask with a larger rows_max; the formats csv and arrow have larger limits",
+    )
 
 
 class Answering:

@@ -25,18 +25,17 @@ from stateside.core.extras import package_missing
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
-from stateside.serving.fast_path.answer import FastPath
+from stateside.serving.fast_path import FastPath
 from stateside.serving.health import logs
 from stateside.serving.health.metrics import Metrics
 from stateside.serving.registry.announcer import Announcer, Identity, Servers
 from stateside.serving.registry.location import location
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.connection import Connections, reported
-from stateside.serving.web.openapi import openapi_route
 from stateside.serving.web.operator_routes import health_routes, place_routes
 from stateside.serving.web.request import PATH_CHARS_MAX, Call, Request
 from stateside.serving.web.response import Response, as_http, validated
-from stateside.serving.web.route import Route, Routes
+from stateside.serving.web.route import Route, Routes, openapi_route
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""Routes: path patterns with their parameters, bodies, access rules and handlers.
+"""Routes: path patterns with their parameters, bodies, access rules and handlers; and their OpenAPI 3.1 document.
 
 A pattern has fixed parts and names: `{view}` stands for one part of the path, a last `{key...}` for one or more.
+OpenAPI has no name for several parts of a path: the document has `{key}`, whose parts are separated by slashes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Final, Literal
 
 from starlette.convertors import PathConvertor, StringConvertor, register_url_convertor
@@ -15,10 +17,10 @@ from starlette.routing import Match
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Scope
 
-from stateside.core.errors import RequestInvalid, SetupError
+from stateside.core.errors import InputError, OperatingError, RequestInvalid, SetupError, StatesideError
 from stateside.serving.access.principal import ROLES, Principal, Role
 from stateside.serving.web.request import Request
-from stateside.serving.web.response import JSON, Response
+from stateside.serving.web.response import JSON, PROBLEM, Response
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reach = Role | Literal["customer", "own", "anyone"]
@@ -26,6 +28,37 @@ REACHES: Final = (*ROLES, "customer", "own", "anyone")
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 BODY_BYTES_MAX = 1 << 20
+OPENAPI_PATH: Final = "/v1/openapi.json"
+_NAME: Final = re.compile(r"\{(\w+)(\.\.\.)?\}")
+_PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457. `type` ends with a stable code.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "examples": ["urn:stateside:problem:key-invalid"]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "next_step": {"type": "string", "description": "what to do about it"},
+    },
+}
+_TIME = {"type": "string", "format": "date-time"}
+_STAMP = {
+    "type": "object",
+    "description": "What an answer is an answer of.",
+    "required": ["view", "batch", "position", "watermark", "committed", "age_ms", "age_basis", "replica", "source"],
+    "properties": {
+        "view": {"type": "string"},
+        "batch": {"type": "integer", "minimum": 0},
+        "position": {"type": "string", "examples": ["0:1234"]},
+        "watermark": _TIME,
+        "committed": _TIME,
+        "age_ms": {"type": "integer", "minimum": 0},
+        "age_basis": {"enum": ["heartbeat", "commit"]},
+        "replica": {"type": "string"},
+        "source": {"type": "string"},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +155,6 @@ class _Parts(PathConvertor):
 
 register_url_convertor("part", _Part())
 register_url_convertor("parts", _Parts())
-_NAME: Final = re.compile(r"\{(\w+)(\.\.\.)?\}")
 
 
 class _Pattern(HttpRoute):
@@ -161,3 +193,91 @@ class Routes:
     def resources(self, endpoint: Callable[[Mapping[str, Route]], ASGIApp]) -> list[HttpRoute]:
         """Starlette's routes, one per pattern; `endpoint` makes the application for a pattern's routes by method."""
         return [_Pattern(pattern, endpoint(methods)) for pattern, methods in self._by_pattern.items()]
+
+
+def openapi_route(routes: Iterable[Route]) -> Route:
+    """The route of the document, which includes the route itself."""
+
+    async def show(request: Request) -> Response:
+        return Response(document)
+
+    route = Route(OPENAPI_PATH, show, "the document of this interface: OpenAPI 3.1", "anyone")
+    document = openapi([*routes, route])
+    return route
+
+
+def openapi(routes: Iterable[Route]) -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for route in (each for each in routes if each.documented):
+        address = _NAME.sub(r"{\1}", route.pattern)
+        paths.setdefault(address, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Stateside",
+            "version": version("stateside"),
+            "description": "The state of stream processors as a database. Every answer of a view has a stamp.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {"Problem": _PROBLEM, "Stamp": _STAMP},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "summary": route.text,
+        "parameters": [*_in_path(route), *map(_in_query, route.parameters)],
+        "responses": {
+            "200": {"description": "the answer", "content": {kind: _content(route, kind) for kind in route.kinds}},
+            "default": {
+                "description": _codes(),
+                "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            },
+        },
+        "security": [{}] if route.reach == "anyone" else [{"token": []}],
+    }
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {route.body.kind: {"schema": dict(route.body.schema)}},
+        }
+    return operation
+
+
+def _content(route: Route, kind: str) -> dict[str, Any]:
+    return {"schema": dict(route.answer) if kind == JSON else {"type": "string"}}
+
+
+def _operation_id(route: Route) -> str:
+    words = re.findall(r"\w+", route.pattern.removeprefix("/v1"))
+    return "_".join([route.method.lower(), *words])
+
+
+def _in_path(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        | ({"description": "one or more parts, with slashes between them"} if several else {})
+        for name, several in _NAME.findall(route.pattern)
+    ]
+
+
+def _in_query(parameter: Parameter) -> dict[str, Any]:
+    schema = dict(parameter.schema)
+    shown = {"name": parameter.name, "in": "query", "required": False, "description": parameter.text}
+    if parameter.repeated:
+        return {**shown, "schema": {"type": "array", "items": schema}, "style": "form", "explode": True}
+    return {**shown, "schema": schema}
+
+
+def _codes() -> str:
+    """The codes of problem documents."""
+    codes = sorted({kind.code for kind in _kinds(StatesideError) if kind not in (InputError, OperatingError)})
+    return f"a problem; its type is urn:stateside:problem: and one of {', '.join(codes)}"
+
+
+def _kinds(kind: type[StatesideError]) -> list[type[StatesideError]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in _kinds(below))]

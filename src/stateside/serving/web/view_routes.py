@@ -1,9 +1,10 @@
-"""The routes of views: the list of views, a view's description, its rows by key, scan, lookup, sum and rollup, and its
-changes, as server-sent events or as one page by long-poll.
+"""The routes of views: the list of views, a view's description, its rows by key, scan, lookup, sum and rollup, its
+changes, as server-sent events or as one page by long-poll, and SQL over views: the relations, a statement's result.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 
 from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout
 from stateside.replica.store import Snapshot
 from stateside.serving.changes.sse import EVENTS, EventId, event, listed, told
 from stateside.serving.changes.subscription import ChangesPage, RowsPage, Subscription
@@ -31,6 +33,9 @@ from stateside.serving.rows.shape import Rollup
 from stateside.serving.rows.sums import BucketRange
 from stateside.serving.rows.view_reader import ViewReader
 from stateside.serving.rows.view_readers import ViewReaders, without_cause
+from stateside.serving.sql.pool import SqlPool
+from stateside.serving.sql.result import KINDS
+from stateside.serving.sql.sql_query import SCHEMA, SqlQuery
 from stateside.serving.stamp import Stamp
 from stateside.serving.web.request import Request, ViewRequest, reaches, reaches_all
 from stateside.serving.web.response import JSON, Response, StreamResponse, as_json, stamped
@@ -40,6 +45,25 @@ from stateside.views.catalogue import Catalogue
 from stateside.views.functions import TYPE
 
 Composer = Callable[[], Awaitable[tuple[str, Mapping[str, Any]] | None]]
+_RELATIONS = "what a statement can name: views, their rollups and tables of the archive, with their columns"
+_SQL = (
+    "the result of one SELECT, as JSON, CSV or an Arrow stream, over one snapshot of each view that it names; the"
+    " stamps stand in the body, or in the header Stateside-Stamps"
+)
+_SQL_ANSWER = {
+    "type": "object",
+    "required": ["stamps", "columns", "rows"],
+    "properties": {
+        "stamps": {"type": "array", "items": {"type": "object"}},
+        "columns": {"type": "array", "items": {"type": "object", "required": ["name", "type"]}},
+        "rows": {"type": "array", "items": {"type": "array"}},
+    },
+}
+_RELATIONS_ANSWER = {
+    "type": "object",
+    "required": ["relations"],
+    "properties": {"relations": {"type": "array", "items": {"type": "object", "required": ["name", "view", "kind"]}}},
+}
 
 
 async def _views(request: Request) -> Response:
@@ -337,3 +361,35 @@ def _once(page: RowsPage | ChangesPage) -> Response:
     else:
         document |= {"after": page.after, "changed": listed(page.changed), "removed": listed(page.removed)}
     return stamped(page.stamp, document)
+
+
+class SqlRoutes:
+    """The handlers of /v1/sql, and the pool of SQL processes."""
+
+    def __init__(self, layout: Layout, tables: Sequence[str] = ()) -> None:
+        self._pool = SqlPool(layout, tables)
+
+    async def relations(self, request: Request) -> Response:
+        """The relations that the principal may read."""
+        return Response({"relations": await self._pool.listed(request.holder)})
+
+    async def run(self, request: Request) -> Response:
+        """The result of a statement, as a stream."""
+        question = SqlQuery.parse(request.document())
+        running = await self._pool.run(question, request.holder, request.floor(), request.left)
+        stamps = json.dumps([request.positions.stamp(stamp).as_dict() for stamp in running.stamps])
+        return Response(
+            {},
+            running.stamps,
+            stream=StreamResponse(running.kind, running, running.cut),
+            headers=[("stateside-stamps", stamps)],
+        )
+
+
+def sql_routes(layout: Layout, tables: Sequence[str] = ()) -> list[Route]:
+    """The routes of SQL over a folder; `tables` names, as `module:function`, the sources of `GatedTable`s."""
+    routes = SqlRoutes(layout, tables)
+    return [
+        Route("/v1/sql", routes.relations, _RELATIONS, "sql", answer=_RELATIONS_ANSWER),
+        Route("/v1/sql", routes.run, _SQL, "sql", FLOOR, "POST", Body(SCHEMA), _SQL_ANSWER, KINDS),
+    ]

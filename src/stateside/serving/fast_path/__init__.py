@@ -1,1 +1,0 @@
-"""The fast path for point lookups, in the connection itself: deleting this package changes no answer."""
