@@ -16,6 +16,7 @@ from stateside.core.errors import CheckpointInvalid, RequestInvalid, SettingInva
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
 from stateside.journal import Event
+from stateside.leadership import ApplicationLease, alone
 from stateside.pipeline import App
 from stateside.pipeline.apply import roll_back
 from stateside.pipeline.declaration import check_partitions, state_partitions
@@ -186,6 +187,19 @@ def test_a_batch_that_is_not_finished_is_finished_first(spark: SparkSession, lay
     assert [each.view for each in rescale(layout.root, 4, session=spark)] == ["spending"]
     run(shop(), layout, spark, orders(100, 20))
     assert sum(row["orders"] for row in rows(layout, "spending")) == 120
+
+
+def test_a_folder_with_a_lease_is_rescaled_by_its_leader(spark: SparkSession, layout: Layout) -> None:
+    with conf(spark, {PARTITIONS: "2"}):
+        run(shop(), layout, spark, orders(0, 50))
+    before = rows(layout, "spending")
+    with alone(layout.root):
+        pass  # somebody has led here, and leads no longer
+    epoch = ApplicationLease(layout.root).newest()
+    assert [each.rows for each in rescale(layout.root, 3, session=spark)] == [len(before)]
+    leader = ApplicationLease(layout.root).newest()
+    assert epoch is not None and leader is not None and leader.epoch == epoch.epoch + 1
+    assert rows(layout, "spending") == before and state_partitions(layout.view("spending")) == 3
 
 
 def test_what_spark_cannot_repartition_stays_as_it_is(spark: SparkSession, layout: Layout) -> None:

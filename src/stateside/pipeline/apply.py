@@ -457,13 +457,14 @@ def roll_back(layout: Layout, name: str) -> ViewGeneration:
         return first
 
 
-def _check_delivered(layout: Layout, name: str, *generations: ViewGeneration) -> None:
+def _check_delivered(layout: Layout, name: str, current: ViewGeneration, kept: ViewGeneration) -> None:
     """RequestInvalid if a rescaled generation, or the one before, has delivered batches that the other would repeat.
 
     Both have the same query and count their batches on: a sink would take new rows for a batch that it has.
     """
-    found = [Checkpoint(Storage.at(layout.at(name, each).checkpoint)) for each in generations]
-    if len({checkpoint.query_id() for checkpoint in found}) == len(found):
+    found = [Checkpoint(Storage.at(layout.at(name, each).checkpoint)) for each in (current, kept)]
+    ids = [checkpoint.query_id() for checkpoint in found]
+    if ids[0] is None or ids[0] != ids[1]:
         return
     older, newer = sorted(found, key=lambda checkpoint: checkpoint.commits()[-1])
     last = newer.commits()[-1]
