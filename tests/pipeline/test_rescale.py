@@ -193,6 +193,7 @@ def test_a_folder_with_a_lease_is_rescaled_by_its_leader(spark: SparkSession, la
     with conf(spark, {PARTITIONS: "2"}):
         run(shop(), layout, spark, orders(0, 50))
     before = rows(layout, "spending")
+    ApplicationLease(layout.root).make()
     with alone(layout.root):
         pass  # somebody has led here, and leads no longer
     epoch = ApplicationLease(layout.root).newest()
