@@ -64,7 +64,26 @@ apply(
     on_step=lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == step else None,
 )
 """
-CHECK, APPLY, REFOLD, ROLLBACK, DROP = range(5)  # the commands on docs/change.md
+KILLED_RESCALE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from stateside.pipeline.rescale import rescale
+
+folder = Path(sys.argv[1])
+planned = folder / "views" / "total" / "generations" / "2" / "checkpoint" / "offsets"
+
+def kill_once_planned(known):
+    while set(os.listdir(planned)) <= known:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def on_step(step):
+    if step == 3:
+        threading.Thread(target=kill_once_planned, args=[set(os.listdir(planned))]).start()
+
+rescale(folder, 16, on_step=on_step)
+"""
+CHECK, APPLY, REFOLD, ROLLBACK, DROP, RESCALE = range(6)  # the commands on docs/change.md
 ENTITIES = 20
 
 
@@ -398,3 +417,21 @@ def test_a_migration_that_fails_at_a_row_changes_nothing(shop: Shop) -> None:
     assert code != 0 and "fails at the row ['e7']: ZeroDivisionError" in told and "Traceback" not in told, told
     assert shop.layout.view("total").generation == 1
     shop.run_to_end(old, "total")
+
+
+def test_a_rescale_killed_while_spark_repartitions_changes_nothing_and_is_repeated(shop: Shop) -> None:
+    app = shop.version("app", NEW)
+    shop.append(300)
+    shop.run_to_end(app, "total")
+    killed = [sys.executable, "-c", KILLED_RESCALE, str(shop.layout.root)]
+    ended = subprocess.run(killed, cwd=shop.code, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert shop.layout.pointers() == {} and rows_of(shop.layout, "total") == shop.expected()
+    code, said = shop.shown(RESCALE)
+    assert code == 0 and "total: 20 rows in 16 partitions; generation 2 is served from now on" in said, said
+    assert rows_of(shop.layout, "total") == shop.expected()
+    shop.append(100)
+    code, said = shop.call("run", app, "--until-caught-up", "--partitions", "16")
+    assert code == 0 and rows_of(shop.layout, "total") == shop.expected(), said
+    code, said = shop.call("run", app, "--partitions", "4")
+    assert code == EXIT_FINAL and "stateside rescale --dir" in said, said

@@ -226,6 +226,33 @@ def apply(
 
 @click.command()
 @_DIR
+@click.option("--partitions", required=True, type=click.IntRange(min=1), help="How many the state has afterwards.")
+@click.option("--view", "views", multiple=True, metavar="VIEW", help="Only this view; several times.")
+@click.option("--master", help="Where Spark runs, as for `run`.")
+@click.option("--driver-memory", help="The memory of Spark's driver, as for `run`.")
+def rescale(
+    folder: Path, partitions: int, views: tuple[str, ...], master: str | None, driver_memory: str | None
+) -> None:
+    """Bring the state of views to another number of partitions. The job must be stopped.
+
+    Spark repartitions a copy of each state; all rows are compared, then the copies are served, and runs go on with
+    them. The generations before are kept. If the command is ended before, nothing was changed: repeat it.
+    """
+    from stateside.pipeline.rescale import rescale as bring
+    from stateside.pipeline.settings import RunSettings
+
+    given = {"master": master, "driver_memory": driver_memory}
+    layer = {name: value for name, value in given.items() if value is not None}
+    settings = RunSettings.of(("on the command line", layer))
+    told = bring(folder.absolute(), partitions, views, settings=settings, note=lambda text: click.echo(text, err=True))
+    for each in told:
+        click.echo(str(each))
+    if not told:
+        click.echo(f"Every state has {partitions} partitions already.")
+
+
+@click.command()
+@_DIR
 @_VIEW
 def rollback(folder: Path, name: str) -> None:
     """Go back to the generation of a view that was served before its last change. The job must be stopped.

@@ -40,6 +40,7 @@ COMMANDS = {  # the module of each command, loaded when the command is called
     "journal": "journal",
     "locate": "query",
     "new": "applications",
+    "rescale": "applications",
     "rollback": "applications",
     "rollup": "query",
     "run": "applications",

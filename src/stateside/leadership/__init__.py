@@ -4,7 +4,7 @@
 """
 
 from stateside.leadership.application_lease import ApplicationLease, Claim, standing
-from stateside.leadership.election import Candidate, Leadership, alone, hold_driver_lock
+from stateside.leadership.election import Candidate, Leadership, alone, excluding_drivers, hold_driver_lock
 from stateside.leadership.gate import Gates, check_folder, ungated
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Leadership",
     "alone",
     "check_folder",
+    "excluding_drivers",
     "hold_driver_lock",
     "standing",
     "ungated",

@@ -72,6 +72,7 @@ from pathlib import Path
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import IdentityTaken, LeadershipLost, PipelineRunning, SettingInvalid, StatesideError
+from stateside.core.layout import Layout
 from stateside.core.lease import Held, LeaseWatch, Ticks, boot_s, hold
 from stateside.leadership.application_lease import (
     EPOCHS_KEPT,
@@ -399,6 +400,29 @@ def hold_driver_lock(path: Path, wait_s: float = 0.0, *, shared: bool) -> int:
         wait_s=wait_s,
         shared=shared,
     )
+
+
+@contextmanager
+def excluding_drivers(root: Path, wait_s: float = 0.0) -> Iterator[tuple[Path, int]]:
+    """A folder on which no job runs and none starts: its path for writing, and the driver's lock, for a JVM to inherit.
+
+    Where a lease exists, the path is the gate of this process's own leadership, and LeadershipLost is raised for any
+    error once another process leads. PipelineRunning while a process runs a job on the folder, or stands by.
+    """
+    leads = ApplicationLease(root).exists()
+    handle = hold_driver_lock(Layout(root).driver_lock, wait_s, shared=leads)
+    try:
+        if not leads:
+            yield root, handle
+            return
+        with alone(root) as leadership:
+            try:
+                yield leadership.root, handle
+            except Exception:
+                leadership.check()
+                raise
+    finally:
+        os.close(handle)
 
 
 @contextmanager

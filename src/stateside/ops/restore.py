@@ -14,11 +14,8 @@ work. The savepoint itself stays unchanged, whatever Spark does to the copy, and
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from stateside.core.errors import EventsGone, RequestInvalid
@@ -26,7 +23,7 @@ from stateside.core.layout import Layout, ViewLayout
 from stateside.core.storage import make_durable, sync_directory
 from stateside.journal import open_journal
 from stateside.journal.backends.kafka import KafkaJournal
-from stateside.leadership import ApplicationLease, Leadership, alone, hold_driver_lock
+from stateside.leadership import excluding_drivers
 from stateside.views.savepoint import RESTORING, Savepoint, names
 
 
@@ -36,12 +33,9 @@ def restore(layout: Layout, view: ViewLayout, name: str, now_us: int) -> Path | 
     PipelineRunning while a process runs a job on the folder or stands by, LeadershipLost if another process leads
     before the end, EventsGone if a journal on files has dropped events after the savepoint.
     """
-    if not ApplicationLease(layout.root).exists():
-        with _locked(layout, shared=False):
-            return _put_back(layout, view, name, now_us)
-    with _locked(layout, shared=True), alone(layout.root) as leadership, _told_if_lost(leadership):
-        gated = Layout(leadership.root)
-        aside = _put_back(gated, gated.view(view.name), name, now_us)
+    with excluding_drivers(layout.root) as (root, _):
+        held = Layout(root)
+        aside = _put_back(held, held.view(view.name), name, now_us)
         return None if aside is None else view.root / aside.name
 
 
@@ -77,26 +71,6 @@ def find(view: ViewLayout, name: str) -> Savepoint:
         return Savepoint.read(view.savepoints / name)
     there = f"There are: {', '.join(found)}" if found else "There are none"
     raise RequestInvalid(f"The view {view.name!r} has no savepoint {name[:80]!r}", next_step=there)
-
-
-@contextmanager
-def _locked(layout: Layout, *, shared: bool) -> Iterator[None]:
-    """Holds the driver's lock, shared among leaders: a paused leader may still hold its own."""
-    handle = hold_driver_lock(layout.driver_lock, shared=shared)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _told_if_lost(leadership: Leadership) -> Iterator[None]:
-    """Raise LeadershipLost for any error caused by a shut gate, which fails in many ways."""
-    try:
-        yield
-    except Exception:
-        leadership.check()
-        raise
 
 
 def _check_journal(layout: Layout, chosen: Savepoint) -> None:

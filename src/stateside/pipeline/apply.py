@@ -53,7 +53,7 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import OnStep, ignore_step
 from stateside.pipeline.sources import with_jars
 from stateside.pipeline.view_plan import PlannedView, Planner
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint
 from stateside.views.catalogue import CATALOGUE, Catalogue
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.savepoint import check_whole
@@ -73,7 +73,7 @@ HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
 ENDING_S_MAX = 30.0  # for the end of the JVM of a process that was killed
 KEPT = 1  # generations before the current one
 _POLL_S = 0.05
-_NOT_CARRIED_OVER = ("checkpoint*", "replica*", "savepoints", "generations", "refused", "heartbeat.json")
+NOT_CARRIED_OVER = ("checkpoint*", "replica*", "savepoints", "generations", "refused", "heartbeat.json")  # of a view
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class _Applying:
         """Carry a view's state over to the generation that step 1 has made for it."""
         old, new = self._layout.view(name), self._layout.at(name, _next(self._layout.pointers()[name]))
         shutil.rmtree(new.root, ignore_errors=True)  # the remains of an earlier attempt
-        shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns(*_NOT_CARRIED_OVER))
+        shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns(*NOT_CARRIED_OVER))
         one = replace(self._settings, **AT_FULL_SPEED | {"events_per_batch_max": 1})
         planner = Planner(self._app, Layout(self._layout.root, (new,)), one, self._layout.pause)
         planned = planner.plan(self._app.views[name], session)
@@ -359,7 +359,7 @@ def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collectio
         pointer = pointers.get(name) or ViewPointer(ViewGeneration(1, name) if _has_run(layout, name) else None)
         usable = [each for each in pointer.kept if name not in refold and _has_run(layout, name, each)]
         found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each))]
-        pointers[name] = replace(pointer, next=found[0] if found else _new(layout, name, pointer))
+        pointers[name] = replace(pointer, next=found[0] if found else new_generation(layout, name, pointer))
     POINTERS.write(layout.generations, pointers)
     for name in plans:
         layout.at(name, _next(pointers[name])).root.mkdir(parents=True, exist_ok=True)
@@ -375,7 +375,8 @@ def _fits(planned: PlannedView, places: ViewLayout) -> bool:
     return not declaration.has_run(places) or declaration.difference(planned.catalogue, planned.text, places) is None
 
 
-def _new(layout: Layout, name: str, pointer: ViewPointer) -> ViewGeneration:
+def new_generation(layout: Layout, name: str, pointer: ViewPointer) -> ViewGeneration:
+    """A generation of a view that there is not yet."""
     folder = layout.root / "views" / name
     if not pointer.all() and not folder.exists():
         return ViewGeneration(1, name)
@@ -450,9 +451,30 @@ def roll_back(layout: Layout, name: str) -> ViewGeneration:
                 next_step="`stateside views` shows which generations are kept",
             )
         first, *others = pointer.kept
+        _check_delivered(layout, name, pointer.current, first)
         pointers[name] = ViewPointer(first, kept=(pointer.current, *others), at_once=True)
         POINTERS.write(layout.generations, pointers)
         return first
+
+
+def _check_delivered(layout: Layout, name: str, current: ViewGeneration, kept: ViewGeneration) -> None:
+    """RequestInvalid if a rescaled generation, or the one before, has delivered batches that the other would repeat.
+
+    Both have the same query and count their batches on: a sink would take new rows for a batch that it has.
+    """
+    found = [Checkpoint(Storage.at(layout.at(name, each).checkpoint)) for each in (current, kept)]
+    ids = [checkpoint.query_id() for checkpoint in found]
+    if ids[0] is None or ids[0] != ids[1]:
+        return
+    older, newer = sorted(found, key=lambda checkpoint: checkpoint.commits()[-1])
+    last = newer.commits()[-1]
+    numbers = {newer.plan(batch).conf[SHUFFLE_PARTITIONS] for batch in (last - 1, last)}
+    if len(numbers) == 1 or older.commits()[-1] != last - 1:
+        raise RequestInvalid(
+            f"The view {name!r} was rescaled, and has run on since: its sinks have the batches after that",
+            where=str(layout.root),
+            next_step="Bring it back to its number of partitions before: `stateside rescale`",
+        )
 
 
 def drop(layout: Layout, name: str) -> int:

@@ -26,7 +26,7 @@ from stateside.pipeline.app import App, View
 from stateside.pipeline.kafka_source import KafkaEvents
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sources import DataFrameSource, JournalEvents, Source
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint
 from stateside.spark_state.types import Primitive, parse_type
 from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn
 
@@ -40,7 +40,6 @@ _NUMBERS = re.compile(
 _LAMBDA = re.compile(r"\b(lambda \w+?)_\d+\b")  # PySpark numbers the arguments of lambdas over the process's lifetime
 _SEED = re.compile(r"\b(rand|randn|uuid)\((?:Some\()?-?\d+\)+")  # drawn again each time
 _DIFFERENCES_MAX = 6
-_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def payload_fields(app: App) -> dict[str, ViewFields]:
@@ -131,16 +130,25 @@ def difference_before_spark(app: App, view: View, places: ViewLayout) -> Differe
 def check_partitions(app: App, layout: Layout, settings: RunSettings) -> None:
     """SettingInvalid for another number than a state has: Spark would ignore it, and take that of the checkpoint."""
     for places in map(layout.view, app.views if "partitions" in settings.given else ()):
-        checkpoint = Checkpoint(Storage.at(places.checkpoint))
-        commits = checkpoint.commits()
-        before = checkpoint.plan(commits[-1]).conf.get(_PARTITIONS) if commits else None
-        if before not in (None, str(settings.partitions)):
+        before = state_partitions(places)
+        if before not in (None, settings.partitions):
             raise SettingInvalid(
                 f"The state of the view {places.name!r} has {before} partitions, "
                 f"and {settings.partitions} are asked for",
                 where=str(places.root),
-                next_step=f"Leave partitions out or set them to {before}: those of a state that exists do not change",
+                next_step=f"Leave partitions out or set them to {before}; or bring the state to so many first: "
+                f"`stateside rescale --dir {layout.root} --partitions {settings.partitions}`",
             )
+
+
+def state_partitions(places: ViewLayout) -> int | None:
+    """How many partitions a view's state has after its last batch; None without one that can have several."""
+    checkpoint = Checkpoint(Storage.at(places.checkpoint))
+    commits = checkpoint.commits()
+    if not commits or all(map(checkpoint.without_key, checkpoint.operators())):
+        return None
+    found = checkpoint.plan(commits[-1]).conf.get(SHUFFLE_PARTITIONS)
+    return None if found is None else int(found)
 
 
 def _different_kind(places: ViewLayout, *, is_view: bool) -> str | None:

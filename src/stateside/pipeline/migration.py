@@ -27,8 +27,9 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import chain as chain_of
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,10 @@ from stateside.core.wait import wait_until
 from stateside.pipeline.app import Migration
 from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
 from stateside.spark_state.changelog import read_changelog
-from stateside.spark_state.provider import Provider, newest_chain, provider_of
+from stateside.spark_state.column_families import ColumnFamilies, delimiter_of
+from stateside.spark_state.provider import AnySnapshot, Chain, Provider, newest_chain, provider_of
+from stateside.spark_state.rocksdb_snapshot import StateSnapshot
+from stateside.spark_state.slices import ChangeBlock, StateChange
 from stateside.spark_state.state_writer import ChangelogWriter, RowEncoder
 from stateside.spark_state.types import Column, StateSchema, read_schema
 from stateside.spark_state.unsafe_row import RowDecoder
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 StateRow = tuple[bytes, bytes]
+FamilyRow = tuple[str, bytes, bytes]  # with the name of its column family, empty without one
+_Place = tuple[str, bytes]  # a column family and a key
 PlacedRow = tuple[int, bytes, bytes]  # with its partition
 _ROWS_AT_ONCE = 10_000
 _TEMPLATE_S_MAX = 300.0
@@ -134,9 +140,37 @@ def _buffers(column: ViewColumn, value: Sequence[Any]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
+def finished_batch(checkpoint: Checkpoint, view: str) -> Commit:
+    """The last batch of a view's state. A later one, planned and not committed, may be in the sink already.
+
+    ViewInvalid then; except for a repartition of Spark's own that was abandoned, which delivers nothing.
+    """
+    commits = checkpoint.commits()
+    planned = [int(name) for name in checkpoint.storage.names("offsets") if name.isdigit()]
+    if not commits or (max(planned) != commits[-1] and not _repartitions(checkpoint, commits[-1], max(planned))):
+        raise ViewInvalid(
+            f"The last batch of the view {view!r} is not finished",
+            where=checkpoint.storage.root,
+            next_step="Let the application, as it was, finish the batch: `stateside run --until-caught-up`",
+        )
+    return checkpoint.commit(commits[-1])
+
+
+def _repartitions(checkpoint: Checkpoint, last: int, planned: int) -> bool:
+    before, after = (checkpoint.plan(batch).conf.get(SHUFFLE_PARTITIONS) for batch in (last, planned))
+    return before != after
+
+
 def state_rows(
     checkpoint: Checkpoint, commit: Commit, operator: int, partition: int, scratch: Path
 ) -> Iterator[StateRow]:
+    """The rows of one partition after a batch, without the names of their column families."""
+    return ((key, value) for _, key, value in family_rows(checkpoint, commit, operator, partition, scratch))
+
+
+def family_rows(
+    checkpoint: Checkpoint, commit: Commit, operator: int, partition: int, scratch: Path
+) -> Iterator[FamilyRow]:
     """The rows of one partition after a batch: those of the newest snapshot, with the changes after it."""
     chain = newest_chain(checkpoint, checkpoint.plan(commit.batch), commit, operator, partition)
     if chain is None:
@@ -144,17 +178,74 @@ def state_rows(
             f"The state of batch {commit.batch} is not complete in partition {partition}",
             where=checkpoint.storage.path(f"state/{operator}/{partition}"),
         )
-    storage, changed = checkpoint.storage, dict[bytes, bytes | None]()
-    for each in chain.changes:
-        changelog = chain.read_changes(storage, each, prefixed=False)
-        changed.update((change.key, change.value) for change in changelog.changes)
+    prefixed = _is_prefixed(checkpoint, operator)
+    changed = _changed(checkpoint, chain, prefixed)
     if chain.snapshot is not None:
-        with chain.open_snapshot(storage, scratch / f"{operator}-{partition}") as snapshot:
-            for row in (row for block in snapshot.blocks() for row in block):
-                if row.key not in changed:
-                    assert row.value is not None, "a snapshot has rows only"
-                    yield row.key, row.value
-    yield from ((key, value) for key, value in changed.items() if value is not None)
+        with chain.open_snapshot(checkpoint.storage, scratch / f"{operator}-{partition}") as snapshot:
+            for place, value in _placed(snapshot, prefixed):
+                if place not in changed:
+                    yield *place, value
+                elif changed[place].appended:
+                    changed[place] = changed[place].after(value)
+    for (family, key), change in changed.items():
+        if change.value is not None:
+            yield family, key, change.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """The value of a key after some changes; `appended`: to be appended to the key's earlier value."""
+
+    value: bytes | None
+    appended: bool
+    delimiter: bytes
+
+    def after(self, earlier: bytes) -> _Changed:
+        return replace(self, value=earlier + self.delimiter + (self.value or b""), appended=False)
+
+
+def _changed(checkpoint: Checkpoint, chain: Chain, prefixed: bool) -> dict[_Place, _Changed]:
+    families, delimiter = ColumnFamilies(checkpoint.storage, chain.operator), delimiter_of(checkpoint)
+    found: dict[_Place, _Changed] = {}
+    for each in chain.changes:
+        changelog = chain.read_changes(checkpoint.storage, each, prefixed=prefixed)
+        plain = isinstance(changelog.changes, ChangeBlock)
+        names = {} if plain else families.names(each, chain.partition, changelog)
+        for change in changelog.changes:
+            place = _place(names, change)
+            made, before = _Changed(change.value, change.appended, delimiter), found.get(place)
+            if change.appended and before is not None:
+                made = replace(made, appended=False) if before.value is None else _joined(before, made)
+            found[place] = made
+    return found
+
+
+def _joined(before: _Changed, made: _Changed) -> _Changed:
+    assert before.value is not None, "the key was not deleted"
+    return replace(made.after(before.value), appended=before.appended)
+
+
+def _placed(snapshot: AnySnapshot, prefixed: bool) -> Iterator[tuple[_Place, bytes]]:
+    """The rows of a snapshot, of all its column families."""
+    families = snapshot.families if isinstance(snapshot, StateSnapshot) else {}
+    found: Iterator[StateChange]
+    if isinstance(snapshot, StateSnapshot) and families:
+        found = chain_of.from_iterable(map(snapshot.family_rows, families))
+    else:
+        found = (row for block in snapshot.blocks(prefixed=prefixed) for row in block)
+    for row in found:
+        assert row.value is not None, "a snapshot has rows only"
+        yield _place(families, row), row.value
+
+
+def _place(names: Mapping[int, str], row: StateChange) -> _Place:
+    return "" if row.family is None else names[row.family], row.key + (row.key_rest or b"")
+
+
+def _is_prefixed(checkpoint: Checkpoint, operator: int) -> bool:
+    """Whether the keys of an operator's state are in two parts (`changelog`)."""
+    metadata, _ = checkpoint.operator_metadata(operator)
+    return any(int(store.get("numColsPrefixKey", 0)) for store in metadata["stateStoreInfo"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +296,7 @@ class StateMigration:
         return Migrated(self._rows, commit.batch)
 
     def _last_batch(self) -> Commit:
-        """The last batch of the old state. A later one, planned and not committed, may be in the sink already."""
-        commits = self._old.commits()
-        planned = [int(name) for name in self._old.storage.names("offsets") if name.isdigit()]
-        if not commits or max(planned) != commits[-1]:
-            raise ViewInvalid(
-                f"The last batch of the view {self._before.view!r} is not finished",
-                where=self._old.storage.root,
-                next_step="Let the application, as it was, finish the batch: `stateside run --until-caught-up`",
-            )
-        commit = self._old.commit(commits[-1])
+        commit = finished_batch(self._old, self._before.view)
         path = self._old.storage.path(f"offsets/{commit.batch}")
         if provider_of(self._old.plan(commit.batch), path) is not Provider.ROCKSDB or not commit.state_ids:
             raise ViewInvalid(

@@ -55,7 +55,9 @@ class RunSettings:
     profile: str = _setting("low-latency", "Sets other defaults for the settings below.", choices=tuple(PROFILES))
     master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster: spark://one:7077,two:7077.")
     driver_memory: str = _setting("1g", "The heap of Spark's driver.")
-    partitions: int = _setting(2, "Partitions of the state; fixed by a view's first batch.", least=1)
+    partitions: int = _setting(
+        2, "Partitions of a new view's state; `stateside rescale` changes those of others.", least=1
+    )
     events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
     batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
     batch_pause_ms: int = _setting(

@@ -282,11 +282,12 @@ class Checkpoint:
             raise self._invalid(named, f"operator {operator} has no partition")
         if ids:
             return count
-        if count > 1 and self._without_key(operator) and not self._repartitions(operator, plan):
+        if count > 1 and self.without_key(operator) and not self._repartitions(operator, plan):
             return 1
         return count
 
-    def _without_key(self, operator: int) -> bool:
+    def without_key(self, operator: int) -> bool:
+        """Whether an operator is an aggregation without a key, with a single row of state."""
         metadata, name = self.operator_metadata(operator)
         with self._reading(name):
             kind = metadata.get("operatorInfo", {}).get("operatorName")

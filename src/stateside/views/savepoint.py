@@ -233,7 +233,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
         return Savepoint.read(final)
     taking = view.savepoints / f"{_TAKING}{secrets.token_hex(8)}"
     try:
-        size_bytes = _bring(checkpoint, batch, taking / "checkpoint")
+        size_bytes = bring(checkpoint, batch, taking / "checkpoint")
         if checkpoint.fingerprint(batch) != fingerprint:
             raise FileNotFoundError(checkpoint.storage.path(f"commits/{batch}"))
         plan = checkpoint.plan(batch)
@@ -247,7 +247,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int) -> Savepoint:
     return made
 
 
-def _bring(checkpoint: Checkpoint, batch: int, target: Path) -> int:
+def bring(checkpoint: Checkpoint, batch: int, target: Path) -> int:
     """Link or copy all files; returns their size in bytes."""
     size_bytes = 0
     for name in dict.fromkeys(needed_files(checkpoint, batch)):
