@@ -23,6 +23,7 @@ from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
 from stateside.serving.follower import Follower
+from stateside.serving.rows.archive import table_folder
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.view_readers import ViewReaders
@@ -282,3 +283,15 @@ def test_the_archive_of_a_further_generation_is_a_table_of_its_own(layout: Layou
     assert layout.at("counts", FIRST).table("closed") == layout.table("closed")
     assert layout.at("counts", SECOND).table("closed") == layout.at("counts", SECOND).root / "tables" / "closed"
     assert ViewLayout(layout.at("counts", SECOND).root).name == "counts"
+
+
+def test_a_generation_has_an_archive_of_its_own_and_shares_all_other_tables(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    first = layout.view("hours")
+    second = layout.at("hours", ViewGeneration(2, "hours/generations/2"))
+    for view in (first, second):
+        CATALOGUE.write(view.catalogue, Catalogue("shop", "hours", 0, (), (), archive="closed"))
+    assert table_folder(first, "closed") == table_folder(layout.view("hours"), "closed") == layout.table("closed")
+    assert table_folder(second, "closed") == second.root / "tables" / "closed"
+    assert table_folder(second, "closed_corrections") == second.root / "tables" / "closed_corrections"
+    assert table_folder(second, "invoices") == layout.table("invoices")

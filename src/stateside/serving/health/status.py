@@ -36,6 +36,7 @@ from stateside.journal import Log, open_journal
 from stateside.journal.backends.kafka.topic_folder import address_in
 from stateside.journal.contract import DurableEnd
 from stateside.serving.health.condition import ViewCondition, conditions
+from stateside.serving.rows.archive import table_folder
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.stamp import Stamp, iso_time
@@ -239,13 +240,13 @@ class Status:
             "late_rows": condition.late_rows,
             "batches": newest_batches(layout.progress),
             "partitions": self._partitions(layout),
-            "tables": [self._table(mark) for mark in sorted((layout.root / "marks").glob("*.json"))],
+            "tables": [self._table(layout, mark) for mark in sorted((layout.root / "marks").glob("*.json"))],
         }
 
-    def _table(self, mark: Path) -> dict[str, Any]:
+    def _table(self, view: ViewLayout, mark: Path) -> dict[str, Any]:
         """The table of one of the view's sinks."""
         name = mark.stem
-        table = self._tables.setdefault(mark, FollowedTable(self.layout.table(name), mark))
+        table = self._tables.setdefault(mark, FollowedTable(table_folder(view, name), mark))
         try:
             files = table.files()
             self._rows[mark] = rows = _file_rows(files, self._rows.get(mark, {}))

@@ -263,6 +263,13 @@ class GatedTable:
     positions: tuple[str, ...] = ()
 
 
+def table_folder(view: ViewLayout, table: str) -> Path:
+    """The folder of a table of a view's sinks. Generations have an archive each; other tables are common to all."""
+    archive = Catalogue.load(view.catalogue).archive if view.catalogue.exists() else None
+    own = archive is not None and table in (archive, f"{archive}_corrections")
+    return view.table(table) if own else Layout(view.application).table(table)
+
+
 class ArchiveTables:
     """The archive tables of a folder."""
 
@@ -305,9 +312,7 @@ class ArchiveTables:
         mark = view.mark(table)
         with self._lock:
             if mark not in self._tables:
-                own = Catalogue.load(view.catalogue).archive == table  # other tables are common to all generations
-                place = view.table(table) if own else self._layout.table(table)
-                self._tables[mark] = FollowedTable(place, mark)
+                self._tables[mark] = FollowedTable(table_folder(view, table), mark)
             return self._tables[mark]
 
     def _dataset(self, table: str, view: ViewLayout) -> pads.Dataset:
