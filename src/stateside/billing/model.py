@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stateside.billing.money import minor_digits
 from stateside.core import JsonFile, Layout
 from stateside.core.errors import EventRefused, SettingInvalid
-from stateside.journal import Event, Log, open_journal
-from stateside.journal.columns import decode
+from stateside.journal import Event
+
+if TYPE_CHECKING:
+    from stateside.journal import Log
 
 APPLICATION: Final = "billing"
 VIEW: Final = "bill"  # the one view, with all running bills
@@ -116,6 +118,8 @@ def lateness(allowed_us: int, time_us: int) -> Event:
 
 def lateness_set(journal: Log) -> int | None:
     """The allowed lateness by the journal's first event; None if the first event is another, or was dropped."""
+    from stateside.journal.columns import decode
+
     for first, batch in journal.batches(0, 1) if journal.end().one() and not journal.begin().one() else ():
         event = next(decode(batch.slice(0, 1)))
         allowed_us = event.payload.get("quantity")
@@ -137,6 +141,8 @@ def lateness_file(layout: Layout) -> Path:
 
 def lateness_in_force(layout: Layout) -> int:
     """The allowed lateness of a folder's bills. SettingInvalid if the journal says other than the view started with."""
+    from stateside.journal import open_journal  # needs the extra [server], which names alone do not
+
     noted, said = LATENESS_NOTE.read(lateness_file(layout)), lateness_set(open_journal(layout.journal).log())
     if noted is not None and said not in (None, noted):
         assert said is not None
