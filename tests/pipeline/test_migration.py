@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class Shop:
     def __init__(self, folder: Path, spark: SparkSession) -> None:
         self.folder, self.spark, self.count = folder, spark, 0
         self.settings = RunSettings(events_per_batch_max=150, partitions=3)
-        spark.conf.set("spark.sql.shuffle.partitions", 3)
 
     def append(self, events: int) -> None:
         with JournalWriter(self.folder / "journal") as writer:
@@ -103,8 +102,11 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, spark: SparkSession) -> Shop:
-    return Shop(tmp_path / "shop", spark)
+def shop(tmp_path: Path, spark: SparkSession) -> Iterator[Shop]:
+    before = str(spark.conf.get("spark.sql.shuffle.partitions"))
+    spark.conf.set("spark.sql.shuffle.partitions", 3)
+    yield Shop(tmp_path / "shop", spark)
+    spark.conf.set("spark.sql.shuffle.partitions", before)  # other tests share the session
 
 
 def test_an_average_is_derived_from_a_sum_and_a_count(shop: Shop, tmp_path: Path) -> None:
