@@ -171,7 +171,7 @@ def assert_selected(layout: Layout, view: str) -> None:
     reader.close()
     rows = [row for customer in sorted(CUSTOMERS) for row in expected(view, customer, EVENTS[:position])]
     asker = Asker(layout)
-    text = f"SELECT customer, {period}_start, {period}_end, orders, last FROM {view}__all ORDER BY customer, {period}"
+    text = f"SELECT customer, {period}_start, {period}_end, orders, last FROM {view}__all ORDER BY ALL"
     borders = [[row["customer"], row[period]["start"], row[period]["end"], row["orders"], row["last"]] for row in rows]
     assert asker.rows(text) == borders
     live = f"SELECT count(*) FILTER ({period}_start < {period}_end), count(*) FROM {view}"
