@@ -15,6 +15,7 @@ import pytest
 
 from stateside.core.errors import GenerationGone, RequestInvalid, StateError, ViewUnknown
 from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
+from stateside.core.positions import Position
 from stateside.pipeline.apply import drop, roll_back, switched
 from stateside.pipeline.comparison import ViewChange
 from stateside.replica.tail import Tail
@@ -22,6 +23,7 @@ from stateside.serving.access.guard import Guard
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.changes.subscription import Subscription
 from stateside.serving.changes.watch import Watch
+from stateside.serving.fast_path import Peer
 from stateside.serving.follower import Follower
 from stateside.serving.rows.archive import table_folder
 from stateside.serving.rows.floor import Floor
@@ -140,6 +142,43 @@ def test_a_process_that_starts_after_the_switch_decides_in_the_same_way(
     assert rows(views)[0] == 1, "the new replica stands at position 5"
     folds[1].go_on(10, a=[4, 40])
     assert rows(views)[0] == 2
+
+
+def test_the_fast_path_switches_with_all_other_reads(layout: Layout, folds: tuple[Fold, Fold]) -> None:
+    """A kept reader of the generation before would take a client back that a scan has already shown the new one."""
+    views = ViewReaders(layout)
+    fast_path = Application(views, guard=Guard.of(layout)).fast_path
+    request = b"GET /v1/views/counts/rows/a HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def answers() -> list[bytes | None]:
+        first = fast_path.answer(Peer("127.0.0.1"), request)
+        folds[1].go_on(10, a=[4, 40])
+        switch(layout)
+        assert (await views.get("counts").rows(["a"])).stamp.generation == 2
+        await asyncio.sleep(0)  # the next request is one of the next turn
+        second = fast_path.answer(Peer("127.0.0.1"), request)
+        fast_path._kept["counts"].release()
+        return [first, second]
+
+    first, second = asyncio.run(answers())
+    assert first is not None and second is not None
+    assert b'"generation":1' in first and b'"generation":2' in second and b'"sum":40' in second
+
+
+def test_a_floor_is_reached_by_the_generation_that_takes_over_meanwhile(
+    layout: Layout, folds: tuple[Fold, Fold]
+) -> None:
+    views = ViewReaders(layout)
+
+    async def waited() -> int:
+        reading = asyncio.create_task(views.ready("counts", Floor(min_position=Position.parse("0:12"), wait_ms=30_000)))
+        await asyncio.sleep(0.05)
+        assert not reading.done(), "the old generation, which ends at 10, never reaches it"
+        folds[1].go_on(12, a=[4, 40])
+        switch(layout)
+        return (await reading).layout.generation
+
+    assert asyncio.run(waited()) == 2
 
 
 def test_readers_that_have_switched_never_go_back(layout: Layout, folds: tuple[Fold, Fold]) -> None:

@@ -35,6 +35,7 @@ def test_a_customer_s_running_bill_comes_stamped(server: str, billing_folder: La
     assert stamp["position"] == str(FileLog(billing_folder.journal).end())
     assert set(stamp) == {
         "view",
+        "generation",
         "batch",
         "position",
         "watermark",

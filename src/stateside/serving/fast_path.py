@@ -214,6 +214,7 @@ class PointReader:
         self._whole = [type_ for _, type_ in self._shape.key_parts] in [[Primitive(name)] for name in WHOLE]
         self._moment = ReusedSnapshot(reader.replica)
         self._newest = False  # whether this turn of the event loop has checked that the snapshot is the newest
+        self._release: asyncio.TimerHandle | None = None
         self._kept = RowCache()
         self._snapshot: Snapshot | None = None  # of `_told` and `_since_us`
         self._told: StampText | None = None
@@ -282,26 +283,27 @@ class PointReader:
         age_ms = max(0, (self.reader.clock.now_us() - self._since_us) // 1_000)
         return told, age_ms, b"%b%d%b%b%b" % (told.up_to_age, age_ms, told.behind_age, rows, _ROWS_END)
 
+    def turn_over(self) -> None:
+        """Make the next answer check that the snapshot is the newest."""
+        self._newest = False
+
     def release(self) -> None:
         """Release the snapshot: the next answer takes another one."""
-        self._newest = False
+        if self._release is not None:
+            self._release.cancel()
+        self._newest, self._release = False, None
         self._moment.release()
 
     def _look(self) -> StampText | None:
-        """Move to the newest batch, and return its stamp.
-
-        One check serves one turn of the event loop: all requests of a turn arrived before its first answer.
-        """
+        """Move to the newest batch, and return its stamp."""
         if not self._newest:
             snapshot = self._moment.snapshot()
             if snapshot is not self._snapshot:
                 self._move(snapshot)
             self._newest = True
-            asyncio.get_running_loop().call_soon(self._turn_over)
+            if self._release is None:
+                self._release = asyncio.get_running_loop().call_later(MOMENT_S, self.release)
         return self._told
-
-    def _turn_over(self) -> None:
-        self._newest = False
 
     def _move(self, snapshot: Snapshot) -> None:
         self._snapshot = None  # after a failure the next answer starts here again
@@ -322,7 +324,7 @@ class FastPath:
         self._views, self._guard, self._metrics = views, guard, metrics
         self._dated, self._date = 0, b""
         self._kept: dict[str, PointReader] = {}
-        self._points: dict[str, PointReader] = {}  # with a catalogue checked less than MOMENT_S ago
+        self._points: dict[str, PointReader] = {}  # of the views asked for in this turn of the event loop
 
     def connect(self, address: str) -> Callable[[bytes], bytes | None]:
         """The function that answers a client at this address."""
@@ -398,16 +400,25 @@ class FastPath:
         return self._date
 
     def _of(self, view: str) -> PointReader | None:
-        """The point reader of a view; None if the view has an archive."""
+        """The point reader of a view; None if the view has an archive.
+
+        One check of the view's generation, catalogue and batch serves one turn of the event loop: all requests of a
+        turn arrived before its first answer. A longer-lived check would answer from an older generation than the full
+        path did before.
+        """
         found = self._points.get(view)
         if found is None:
-            reader = self._views.get(view)
-            kept = self._kept.get(view)
-            found = kept if kept is not None and kept.reader is reader else PointReader(reader)
+            found, reader = self._kept.get(view), self._views.get(view)
+            if found is None or found.reader is not reader:
+                if found is not None:
+                    found.release()
+                found = PointReader(reader)
+            if not self._points:
+                asyncio.get_running_loop().call_soon(self._turn_over)
             self._kept[view] = self._points[view] = found
-            asyncio.get_running_loop().call_later(MOMENT_S, self._let_go, view)
         return found if found.reader.sealed is None else None
 
-    def _let_go(self, view: str) -> None:
-        """Make the next answer check the view's catalogue and take a new snapshot."""
-        self._points.pop(view).release()
+    def _turn_over(self) -> None:
+        for points in self._points.values():
+            points.turn_over()
+        self._points.clear()

@@ -105,6 +105,11 @@ class Floor:
     sought: Sought | None = field(default=None, compare=False, repr=False)  # if `min_position` is in node logs
     positions: PositionCodec = field(default=PLAIN, compare=False, repr=False)  # encodes positions for the reader
 
+    @property
+    def is_none(self) -> bool:
+        """Whether any batch will do."""
+        return not self.min_position and self.max_age_ms is None
+
     def missing(self, stamp: Stamp) -> str | None:
         """What the stamp lacks of the floor; None if nothing."""
         if self.min_position and not self._covers(stamp.position, self.min_position):

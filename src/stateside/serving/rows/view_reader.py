@@ -101,6 +101,13 @@ class ViewReader:
                     raise self._not_fresh_enough(not_yet) from None
             await asyncio.sleep(POLL_S)
 
+    def check(self, floor: Floor) -> None:
+        """NotFreshEnough if the newest snapshot is below the floor."""
+        try:
+            self._attempt(floor, lambda snapshot, stamp: None, NEWEST)
+        except _NotYet as not_yet:
+            raise self._not_fresh_enough(not_yet) from None
+
     @contextmanager
     def held(self, floor: Floor, check: Callable[[], None]) -> Iterator[tuple[Snapshot, Stamp]]:
         """A snapshot at the floor and its stamp, for a thread that reads for long.

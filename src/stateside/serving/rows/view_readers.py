@@ -197,11 +197,18 @@ class ViewReaders:
         return self._replicas[view.root]
 
     async def ready(self, name: str, floor: Floor) -> ViewReader:
-        """The reader of a view; waits for its first batch up to the floor's limit. Errors as for `get`."""
+        """The reader of a view; waits for its first batch, and for the floor, up to the floor's limit.
+
+        The floor may be reached by a generation that becomes current meanwhile. Errors as for `get`; NotFreshEnough
+        also below the floor.
+        """
         deadline = time.monotonic() + floor.wait_ms / 1_000
         while True:
             try:
-                return self.get(name)
+                reader = self.get(name)
+                if not floor.is_none:
+                    reader.check(floor)
+                return reader
             except NotFreshEnough:
                 if time.monotonic() >= deadline:
                     raise
