@@ -13,7 +13,7 @@ from stateside import sinks
 from stateside.core.layout import POINTERS, Layout
 from stateside.journal import Event
 from stateside.pipeline import comparison
-from stateside.pipeline.apply import alone, register, switched
+from stateside.pipeline.apply import register, switched
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.view_plan import Planner
@@ -23,6 +23,7 @@ from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.row_query import RowQuery, page
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.testing import append, rows, run_to
+from stateside.views.view_generations import alone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

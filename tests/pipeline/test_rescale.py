@@ -18,13 +18,13 @@ from stateside.core.storage import Storage
 from stateside.journal import Event
 from stateside.leadership import ApplicationLease, alone
 from stateside.pipeline import App
-from stateside.pipeline.apply import roll_back
 from stateside.pipeline.declaration import check_partitions, state_partitions
 from stateside.pipeline.rescale import rescale
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import answer, append, rollup, rows
+from stateside.views.view_generations import roll_back
 from tests.spark_settings import STATE, conf
 
 pytestmark = pytest.mark.spark
@@ -108,7 +108,7 @@ def test_a_state_brought_to_more_partitions_and_to_fewer_keeps_all_rows_and_goes
     assert len(stored(layout.table("seen"))) == 800
 
 
-def test_a_rescale_is_taken_back_until_the_view_has_run_on(spark: SparkSession, layout: Layout) -> None:
+def test_a_rescale_is_taken_back_and_made_again(spark: SparkSession, layout: Layout) -> None:
     app = shop()
     with conf(spark, {PARTITIONS: "2"}):
         run(app, layout, spark, orders(0, 100))
@@ -119,13 +119,12 @@ def test_a_rescale_is_taken_back_until_the_view_has_run_on(spark: SparkSession, 
     assert roll_back(layout, "spending").number == 1
     assert rows(layout, "spending") == before and state_partitions(layout.view("spending")) == 2
     run(app, layout, spark, orders(100, 50))
-    with pytest.raises(RequestInvalid, match="was rescaled, and has run on since"):
-        roll_back(layout, "spending")
-    rescale(layout.root, 4, session=spark)
+    assert roll_back(layout, "spending").number == 2
+    assert rows(layout, "spending") == before and state_partitions(layout.view("spending")) == 4
     run(app, layout, spark, orders(150, 50))
-    with pytest.raises(RequestInvalid, match="was rescaled, and has run on since"):
-        roll_back(layout, "spending")
     assert sum(row["orders"] for row in rows(layout, "spending")) == 200
+    delivered = stored(layout.table("changes"))
+    assert len({str(row) for row in delivered}) == len(delivered)
 
 
 def hourly() -> App:

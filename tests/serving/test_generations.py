@@ -16,7 +16,7 @@ import pytest
 from stateside.core.errors import GenerationGone, RequestInvalid, StateError, ViewUnknown
 from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
 from stateside.core.positions import Position
-from stateside.pipeline.apply import drop, roll_back, switched
+from stateside.pipeline.apply import switched
 from stateside.pipeline.comparison import ViewChange
 from stateside.replica.tail import Tail
 from stateside.serving.access.guard import Guard
@@ -32,6 +32,7 @@ from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.application import Application
 from stateside.views.catalogue import CATALOGUE, Catalogue, KeyColumn, StateColumn, ViewColumn
 from stateside.views.heartbeat import Heartbeat
+from stateside.views.view_generations import drop, roll_back
 from tests.waiting import wait_until
 from tests.written import WORDS, Values, Written, WrittenOperator
 

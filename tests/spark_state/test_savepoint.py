@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,22 +24,33 @@ from stateside.core.errors import (
     EventsGone,
     LeadershipLost,
     LeaseInvalid,
+    NotFreshEnough,
     PipelineRunning,
     RequestInvalid,
 )
-from stateside.core.layout import Layout, ViewLayout
+from stateside.core.layout import BARRIER, POINTERS, Layout, ViewLayout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, try_lock, write_atomically
-from stateside.journal import Event, FileLog, JournalWriter
+from stateside.journal import Event, FileLog, JournalWriter, open_journal
 from stateside.journal.backends.nodes.partition import StreamIdentity
 from stateside.leadership import ApplicationLease, Candidate, Gates, Leadership
 from stateside.ops.journal_readers import known_readers
-from stateside.ops.restore import restore
+from stateside.ops.restore import Restored, bring_back, copy, delete, fork, parts_of, restore
 from stateside.pipeline.runner import Runner
 from stateside.spark_state.batch_log import Checkpoint
-from stateside.views.savepoint import Savepoint, check_whole, savepoints, take
+from stateside.views.savepoint import (
+    Savepoint,
+    batch_at,
+    check_whole,
+    savepoint_sets,
+    savepoints,
+    take,
+    take_all,
+)
+from stateside.views.view_generations import roll_back
 from tests.billing.written_bills import catalogue
 from tests.sizes import in_full
+from tests.waiting import wait_until
 from tests.written import WORDS, Written
 
 NOW_US = 1_800_000_000_000_000
@@ -47,8 +59,8 @@ NOW_US = 1_800_000_000_000_000
 class Words:
     """A view that counts words, whose checkpoint is written as Spark does it."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.view = layout, layout.view("words")
+    def __init__(self, layout: Layout, name: str = "words") -> None:
+        self.layout, self.view = layout, layout.view(name)
         self.view.root.mkdir(parents=True)
         write_atomically(self.view.catalogue, catalogue().as_json())
         self.written = Written(self.view.checkpoint, WORDS)
@@ -65,6 +77,11 @@ def words(layout: Layout) -> Words:
     made = Words(layout)
     made.batch("a", "b")
     made.batch("c")
+    return made
+
+
+def restored(words: Words, name: str, **options: bool) -> Restored:
+    (made,) = restore(words.layout, parts_of(words.layout, name, [words.view]), **options)
     return made
 
 
@@ -151,8 +168,8 @@ def test_a_damaged_one_keeps_nobody_from_the_others(words: Words) -> None:
     told = CliRunner().invoke(main, ["savepoint", "list", "--dir", str(words.layout.root)])
     assert told.exit_code == 0 and taken.name in told.output and "This savepoint cannot be read" in told.output
     with pytest.raises(CheckpointInvalid, match=damaged.name):
-        restore(words.layout, words.view, damaged.name, NOW_US)
-    assert restore(words.layout, words.view, taken.name, NOW_US) is not None
+        restored(words, damaged.name)
+    restored(words, taken.name)
 
 
 def test_one_that_is_deleted_while_they_are_listed_is_none(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,35 +259,65 @@ def words_of(events: Any) -> Any:
 def refused(words: Words, taken: Savepoint, match: str) -> None:
     before = files(words.view.checkpoint)
     with pytest.raises(PipelineRunning, match=match):
-        restore(words.layout, words.view, taken.name, NOW_US)
+        restored(words, taken.name)
     assert files(words.view.checkpoint) == before
 
 
 class TestRestoring:
-    def test_the_savepoint_takes_the_checkpoint_s_place_which_is_put_aside(self, words: Words) -> None:
+    def test_the_savepoint_becomes_a_generation_and_the_one_before_is_kept(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
         words.batch("d")
         old = files(words.view.checkpoint)
-        aside = restore(words.layout, words.view, taken.name, NOW_US)
-        assert aside is not None
-        assert files(aside) == old
-        assert files(words.view.checkpoint) == files(taken.checkpoint)
-        assert Checkpoint(Storage.at(words.view.checkpoint)).commits() == [0, 1]
+        made = restored(words, taken.name)
+        view = words.layout.view("words")
+        assert (view.generation, made.before.number, made.replayed) == (2, 1, 1)
+        assert files(words.view.checkpoint) == old
+        assert files(view.checkpoint) == files(taken.checkpoint)
+        assert Checkpoint(Storage.at(view.checkpoint)).commits() == [0, 1]
+        assert words.layout.pointers()["words"].at_once, "readers go back in time"
+        assert roll_back(words.layout, "words").number == 1
 
-    def test_it_can_be_used_again_whatever_is_written_to_the_copy(self, words: Words) -> None:
+    def test_it_can_be_used_again_whatever_becomes_of_the_generation(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
         before = files(taken.checkpoint)
-        restore(words.layout, words.view, taken.name, NOW_US)
-        for path in words.view.checkpoint.rglob("*"):
+        restored(words, taken.name)
+        for path in words.layout.view("words").checkpoint.rglob("*.delta"):
             if path.is_file():
-                path.write_bytes(b"!")
+                write_atomically(path, b"!")  # as Spark does: it changes no file in place
         assert files(taken.checkpoint) == before
+        assert restored(words, taken.name).after.number == 3
+
+    def test_a_missing_or_changed_file_is_named_and_nothing_is_restored(self, words: Words) -> None:
+        taken = take(words.view, NOW_US)
+        state = taken.checkpoint / "state/0/0/1.delta"
+        content = state.read_bytes()
+        write_atomically(state, content[:-1] + b"!")
+        with pytest.raises(CheckpointInvalid, match=r"its content has changed.*1\.delta"):
+            restored(words, taken.name)
+        state.unlink()
+        with pytest.raises(CheckpointInvalid, match=r"it is missing.*1\.delta"):
+            restored(words, taken.name)
+        assert words.layout.view("words") == words.view
+        state.write_bytes(content)
+        assert taken.verify() > 5
+
+    def test_batches_whose_plans_are_gone_are_not_repeated_unless_told(self, words: Words) -> None:
+        taken = take(words.view, NOW_US)
+        for word in "def":
+            words.batch(word)
+        (words.view.checkpoint / "offsets/3").unlink()
+        with pytest.raises(CheckpointGap, match="after batch 2 are not known any more"):
+            restored(words, taken.name)
+        query = Checkpoint(Storage.at(words.view.checkpoint)).query_id()
+        made = restored(words, taken.name, deliver_again=True)
+        again = Checkpoint(Storage.at(words.layout.view("words").checkpoint)).query_id()
+        assert made.replayed == 0 and again not in (None, query), "a sink takes no batch for one that it has"
 
     def test_while_a_job_runs_it_is_refused(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
         assert try_lock(words.layout.driver_lock) is not None
         with pytest.raises(PipelineRunning, match="A job runs on this folder"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+            restored(words, taken.name)
 
     @pytest.mark.parametrize("clock_us", [NOW_US, 0, 2 * NOW_US])
     def test_while_somebody_leads_it_is_refused_whatever_the_clocks_say(self, words: Words, clock_us: int) -> None:
@@ -304,11 +351,11 @@ class TestRestoring:
         claims = words.layout.root / "lease" / "claims"
         (claims / "2.json").write_text("{")
         with pytest.raises(LeaseInvalid, match="claim of epoch 2 cannot be read"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+            restored(words, taken.name)
         shutil.rmtree(claims.parent)
         claims.parent.symlink_to("lease")  # any error but that it is absent
         with pytest.raises(OSError, match="symbolic links"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+            restored(words, taken.name)
         assert files(words.view.checkpoint) == before
 
     def test_a_leader_that_was_only_paused_can_write_nothing_after_it(self, words: Words) -> None:
@@ -316,8 +363,7 @@ class TestRestoring:
         old = led(words.layout, "a", lease_s=0.4)
         assert try_lock(words.layout.driver_lock, shared=True) is not None, "its JVM has it, as leaders do"
         old.end()
-        aside = restore(words.layout, words.view, taken.name, NOW_US)
-        assert aside == words.view.root / f"checkpoint.before-{NOW_US}" and aside.is_dir()
+        restored(words, taken.name)
         with pytest.raises(LeadershipLost):
             old.check()
         with pytest.raises(OSError, match="symbolic links"):
@@ -336,42 +382,35 @@ class TestRestoring:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(Gates, "shut_before", fail)
-        assert restore(words.layout, words.view, taken.name, NOW_US) is not None
+        restored(words, taken.name)
 
-    def test_who_loses_the_leadership_while_it_restores_changes_nothing_more(
+    def test_who_loses_the_leadership_while_it_restores_changes_nothing(
         self, words: Words, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is paused between the two renames; the job that leads then does not begin again, and says why."""
+        """It is paused before the last step, in which all would change."""
         taken = take(words.view, NOW_US)
         led(words.layout, "a").release()
         others: list[Leadership] = []
 
-        def pause(self: Path, target: Path) -> Path:
-            moved = rename(self, target)
-            if "before" in target.name:
-                epoch = ApplicationLease(words.layout.root).newest().epoch + 1  # type: ignore[union-attr]
-                monkeypatch.setattr(Candidate, "_epoch_to_take", lambda candidate: epoch)  # a lease later
-                others.append(led(words.layout, "c"))
-            return moved
+        def pause(path: Path, plans: Any, **options: Any) -> None:
+            epoch = ApplicationLease(words.layout.root).newest().epoch + 1  # type: ignore[union-attr]
+            monkeypatch.setattr(Candidate, "_epoch_to_take", lambda candidate: epoch)  # a lease later
+            others.append(led(words.layout, "c"))
+            write(path, plans, **options)
 
-        rename = Path.rename
-        monkeypatch.setattr(Path, "rename", pause)
+        write = POINTERS.write
+        monkeypatch.setattr("stateside.ops.restore.POINTERS", SimpleNamespace(write=pause))
         with pytest.raises(LeadershipLost, match=r"c .process"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+            restored(words, taken.name)
         monkeypatch.undo()
-        assert not words.view.checkpoint.exists()
         others[0].release()
-        with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat"):
-            start(words.layout)
-        assert restore(words.layout, words.view, taken.name, NOW_US + 1) is None
-        check_whole(words.layout)
-        assert files(words.view.checkpoint) == files(taken.checkpoint)
-        assert not list(words.view.root.glob("checkpoint.restoring*"))
+        assert words.layout.view("words") == words.view
+        assert restored(words, taken.name).after.number == 2
 
     def test_an_unknown_name_is_told_with_those_that_there_are(self, words: Words) -> None:
         taken = take(words.view, NOW_US)
-        with pytest.raises(RequestInvalid, match=f"no savepoint 'x'. There are: {taken.name}"):
-            restore(words.layout, words.view, "x", NOW_US)
+        with pytest.raises(RequestInvalid, match=f"no savepoint 'x'.*There are: {taken.name}"):
+            restored(words, "x")
 
     def test_events_that_the_journal_has_dropped_are_missed_before_anything_is_moved(
         self, words: Words, monkeypatch: pytest.MonkeyPatch
@@ -380,8 +419,8 @@ class TestRestoring:
             end = writer.append([Event(f"e-{number}", "emma", "word", 0, {}) for number in range(9)])
         taken, before = take(words.view, NOW_US), files(words.view.checkpoint)
         monkeypatch.setattr(FileLog, "begin", lambda journal: end)
-        with pytest.raises(EventsGone, match="begins at 0:9, behind the savepoint's position 0:3"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+        with pytest.raises(EventsGone, match="begins at 0:9, after the savepoint's position 0:3"):
+            restored(words, taken.name)
         assert files(words.view.checkpoint) == before
 
     def test_so_are_those_of_any_partition_of_a_merged_stream(
@@ -392,21 +431,131 @@ class TestRestoring:
         note.write_text(json.dumps(json.loads(note.read_bytes()) | {"position": "0:3,1:4"}))
         StreamIdentity.bear(words.layout.journal / "merged", 2)
         monkeypatch.setattr(FileLog, "begin", lambda journal: Position.of({"0": int(journal.directory.name) * 5}))
-        with pytest.raises(EventsGone, match="behind the savepoint's position"):
-            restore(words.layout, words.view, taken.name, NOW_US)
+        with pytest.raises(EventsGone, match="after the savepoint's position"):
+            restored(words, taken.name)
         assert files(words.view.checkpoint) == before
 
-    def test_after_a_crash_between_the_two_renames_no_job_begins_and_the_same_command_does_the_rest(
+    def test_after_an_interrupted_restore_of_0_1_0_no_job_begins_and_the_same_command_does_the_rest(
         self, words: Words
     ) -> None:
         taken = take(words.view, NOW_US)
         shutil.copytree(taken.checkpoint, words.view.root / "checkpoint.restoring-1")
-        check_whole(words.layout)  # a crash before them changes nothing
+        check_whole(words.layout)  # a crash before the two renames changes nothing
         words.view.checkpoint.rename(words.view.root / "checkpoint.before-1")
         with pytest.raises(CheckpointInvalid, match=r"was interrupted.*Repeat `stateside savepoint restore`"):
             start(words.layout)
-        assert restore(words.layout, words.view, taken.name, NOW_US) is None
-        assert files(words.view.checkpoint) == files(taken.checkpoint)
+        restored(words, taken.name)
+        check_whole(words.layout)
+        assert files(words.layout.view("words").checkpoint) == files(taken.checkpoint)
+
+
+class TestWholeApplications:
+    """Savepoints of all views."""
+
+    def test_of_views_at_one_position_it_is_taken_at_once(self, words: Words) -> None:
+        other = Words(words.layout, "others")
+        other.batch("x", "y", "z")
+        made = take_all(words.layout, [words.view, other.view], NOW_US)
+        assert (str(made.position), sorted(made.views)) == ("0:3", ["others", "words"])
+        assert savepoint_sets(words.layout) == [made] and not words.layout.barrier.exists()
+
+    def test_views_that_stand_elsewhere_are_told(self, words: Words) -> None:
+        other = Words(words.layout, "others")
+        other.batch("x")
+        with pytest.raises(NotFreshEnough, match="words at 0:3, others at 0:1"):
+            take_all(words.layout, [words.view, other.view], NOW_US, wait_s=0.05)
+        assert savepoint_sets(words.layout) == [] and not words.layout.barrier.exists()
+
+    def test_a_view_that_runs_on_meets_the_others_at_the_barrier(self, words: Words) -> None:
+        other = Words(words.layout, "others")
+        other.batch("x")
+
+        def run() -> None:
+            wait_until(words.layout.barrier.exists)
+            assert str(BARRIER.read(words.layout.barrier)) == "0:3"
+            words.batch("d")  # the foremost one has passed it, and does not wait
+            other.batch("y", "z")
+            other.batch("d")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        made = take_all(words.layout, [words.view, other.view], NOW_US)
+        thread.join()
+        assert {view: part.batch for view, part in made.parts(words.layout).items()} == {"words": 1, "others": 1}
+
+    def test_it_is_deleted_with_those_of_its_views_that_no_other_one_needs(self, words: Words) -> None:
+        first = take_all(words.layout, [words.view], NOW_US)
+        second = take_all(words.layout, [words.view], NOW_US + 1)
+        assert first.views == second.views and first.name != second.name
+        delete(words.layout, first.name, {})
+        assert len(savepoints(words.view)) == 1
+        delete(words.layout, second.name, {})
+        assert (savepoints(words.view), savepoint_sets(words.layout)) == ([], [])
+
+    def test_it_is_restored_whole_in_one_step(self, words: Words) -> None:
+        other = Words(words.layout, "others")
+        other.batch("x", "y", "z")
+        made = take_all(words.layout, [words.view, other.view], NOW_US)
+        words.batch("d")
+        restore(words.layout, parts_of(words.layout, made.name, []))
+        assert {each.name: each.generation for each in words.layout.views()} == {"others": 2, "words": 2}
+
+
+def test_any_batch_that_spark_keeps_can_be_taken_by_number_or_by_time(words: Words) -> None:
+    assert take(words.view, NOW_US, 0).batch == 0
+    with pytest.raises(RequestInvalid, match=r"no batch 7 .*It has 0 to 1"):
+        take(words.view, NOW_US, 7)
+    for batch, time_s in ((0, 100), (1, 200)):
+        os.utime(words.view.checkpoint / f"commits/{batch}", (time_s, time_s))
+    assert [batch_at(words.view, time_s * 1_000_000) for time_s in (100, 199, 200, 999)] == [0, 0, 1, 1]
+    with pytest.raises(RequestInvalid, match=r"The oldest one is of 1970-01-01T00:01:40Z"):
+        batch_at(words.view, 99_000_000)
+
+
+def test_a_second_one_reads_only_the_files_that_are_new(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, read = take(words.view, NOW_US), list[str]()
+    words.batch("d")
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return ""
+
+    monkeypatch.setattr("stateside.views.savepoint._digest", noted)
+    second = take(words.view, NOW_US)
+    assert {"3.delta", "2"} <= set(read) and not {"1.delta", "2.delta", "metadata"} & set(read)
+    assert (second.checkpoint / "state/0/0/1.delta").samefile(first.checkpoint / "state/0/0/1.delta")
+
+
+def test_a_copy_elsewhere_is_verified_and_can_be_restored(words: Words, tmp_path: Path) -> None:
+    taken = take(words.view, NOW_US)
+    made = copy(taken.name, {"words": taken}, tmp_path / "elsewhere")
+    before = files(taken.checkpoint)
+    shutil.rmtree(taken.folder)
+    with pytest.raises(RequestInvalid, match="already"):
+        copy(taken.name, {"words": taken}, tmp_path / "elsewhere")
+    restore(words.layout, bring_back(words.layout, made))
+    assert files(words.layout.view("words").checkpoint) == before
+    (made / "words" / taken.name / "checkpoint/metadata").write_text("{}")
+    with pytest.raises(CheckpointInvalid, match="its content has changed"):
+        bring_back(words.layout, made)
+    with pytest.raises(RequestInvalid, match="is no copy of a savepoint"):
+        bring_back(words.layout, tmp_path)
+
+
+def test_a_fork_has_the_state_and_the_events_and_nothing_of_it_comes_back(words: Words, tmp_path: Path) -> None:
+    with JournalWriter(words.layout.journal) as writer:
+        writer.append([Event(f"e-{number}", "emma", "word", 0, {}) for number in range(9)])
+    taken = take(words.view, NOW_US)
+    words.batch("d")
+    made = fork(words.layout, taken.name, {"words": taken}, tmp_path / "fork")
+    assert files(made.view("words").checkpoint) == files(taken.checkpoint)
+    assert open_journal(made.journal).id() == open_journal(words.layout.journal).id()
+    with JournalWriter(made.journal) as writer:
+        writer.append([Event("f-0", "emma", "word", 0, {})])
+    assert [str(open_journal(each.journal).end()) for each in (words.layout, made)] == ["0:9", "0:10"]
+    assert json.loads(made.fork.read_text()) == {"of": str(words.layout.root), "savepoint": taken.name}
+    with pytest.raises(RequestInvalid, match="already"):
+        fork(words.layout, taken.name, {"words": taken}, tmp_path / "fork")
 
 
 def test_the_commands_take_list_and_restore(words: Words) -> None:
@@ -416,9 +565,9 @@ def test_the_commands_take_list_and_restore(words: Words) -> None:
     assert (told["batch"], told["position"]) == (1, "0:3")
     assert told["name"] in run(main, ["savepoint", "list", "--dir", folder, "--view", "words"]).output
     done = run(main, ["savepoint", "restore", told["name"], "--dir", folder, "--yes"])
-    assert f"{told['name']} is the checkpoint now" in done.output
+    assert "words: goes on after batch 1; generation 2 is served from now on; generation 1 is kept" in done.output
     unknown = run(main, ["savepoint", "restore", "typo", "--dir", folder])
-    assert "has no savepoint 'typo'" in unknown.output and "Go on?" not in unknown.output
+    assert "There is no savepoint 'typo'" in unknown.output and "Go on?" not in unknown.output
     missing = run(main, ["savepoint", "take", "--dir", folder, "--view", "x"])
     assert "There is no view 'x' in this folder" in missing.output
 

@@ -261,7 +261,7 @@ def rollback(folder: Path, name: str) -> None:
     apply the old application.
     """
     from stateside.core.layout import Layout
-    from stateside.pipeline.apply import roll_back
+    from stateside.views.view_generations import roll_back
 
     generation = roll_back(Layout(folder), name)
     click.echo(f"{name}: generation {generation.number} is served again. Run the application that it belongs to.")
@@ -273,7 +273,7 @@ def rollback(folder: Path, name: str) -> None:
 def drop_generation(folder: Path, name: str) -> None:
     """Delete the kept generations of a view; or all of a view that the application no longer declares."""
     from stateside.core.layout import Layout
-    from stateside.pipeline.apply import drop
+    from stateside.views.view_generations import drop
 
     click.echo(f"{drop(Layout(folder), name):,} bytes are free again.")
 

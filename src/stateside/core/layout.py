@@ -19,6 +19,9 @@ FOLDER/
   generations.json            which generation of each view is current, being filled, or kept (`ViewPointer`)
   apply.lock                  held by the one process that fills generations (`pipeline.apply`)
   handover                    asks the driver to stop after its batch, for the process that applies a change
+  fork.json                   of a fork: the folder and the savepoint that it was made of (`ops.restore`)
+  barrier.json                a position at which a batch of every view ends (`views.savepoint`)
+  savepoints/NAME.json        a savepoint of all views at one position: the names of each view's own
   pause                       while this file exists no new batch begins: the driver is about to stop
   pause.next                  the same, for the queries that fill generations
   fields.json                 the payload fields declared by views, for the check of appends (`journal.payload`)
@@ -42,6 +45,8 @@ FOLDER/
   views/VIEW/replica/         the LMDB environment for reads
   views/VIEW/marks/           which table or folder the view's sink has filled, so that no second one is created
   views/VIEW/savepoints/NAME/ the checkpoint as of one batch; each may be deleted
+  views/VIEW/batches.jsonl    the plans of past batches, back to the oldest savepoint (`views.plan_history`)
+  views/VIEW/replay.jsonl     of a restored generation: the plans of batches that were delivered before the restore
   views/VIEW/begun.json       the last batch given to an at-most-once sink
   tables/NAME/                Delta tables: the archive
   files/PATH/                 the output files of sinks, one per batch
@@ -65,6 +70,7 @@ from typing import Any, Final
 
 from stateside.core.errors import CheckpointInvalid
 from stateside.core.json_file import JsonFile
+from stateside.core.positions import Position
 
 _GENERATIONS: Final = "generations"
 
@@ -78,6 +84,13 @@ POINTER: JsonFile[str] = JsonFile(
 )
 DEAD_LETTERS: JsonFile[int] = JsonFile(
     "The number of dead letters", lambda document: int(document["count"]), lambda count: {"count": count}
+)
+BARRIER: JsonFile[Position] = JsonFile(
+    "The barrier",
+    lambda document: Position.parse(document["position"]),
+    lambda position: {"position": str(position)},
+    durable=False,
+    make_folder=False,
 )
 LATE_ROWS: JsonFile[int] = JsonFile(
     "The number of late rows", lambda document: int(document["count"]), lambda count: {"count": count}, durable=False
@@ -213,7 +226,18 @@ class ViewLayout:
 
     @property
     def savepoints(self) -> Path:
-        return self.root / "savepoints"
+        """The savepoints of all generations, which outlive them."""
+        return (self.root.parents[1] if self._is_numbered else self.root) / "savepoints"
+
+    @property
+    def batches(self) -> Path:
+        """The plans of past batches (`views.plan_history`)."""
+        return self.root / "batches.jsonl"
+
+    @property
+    def replayed(self) -> Path:
+        """The plans of the batches after a restored one, which were delivered before."""
+        return self.root / "replay.jsonl"
 
     @property
     def journal_note(self) -> Path:
@@ -269,6 +293,21 @@ class Layout:
     def handover(self) -> Path:
         """Asks the driver to stop after its batch."""
         return self.root / "handover"
+
+    @property
+    def barrier(self) -> Path:
+        """A position at which a batch of every view ends, for a savepoint of all views."""
+        return self.root / "barrier.json"
+
+    @property
+    def savepoints(self) -> Path:
+        """The savepoints of all views at one position."""
+        return self.root / "savepoints"
+
+    @property
+    def fork(self) -> Path:
+        """Exists in a folder forked from another one; has the other one's path."""
+        return self.root / "fork.json"
 
     @property
     def apply_lock(self) -> Path:

@@ -28,19 +28,21 @@ def known_readers(layout: Layout) -> list[Reader]:
     views = layout.folders()
     for view in views:
         found += _of_view(view)
+    for view in {view.savepoints: view for view in views}.values():
+        kept = savepoints(view)
+        found += [Reader(f"the savepoint {one.name!r} of {view.name!r}", one.position) for one in kept]
     if layout.clock.exists() or any((view.root / "book").exists() for view in views):
         found.append(Reader("billing, which explains and audits bills from all events,", Position.start()))
     return found
 
 
 def _of_view(view: ViewLayout) -> list[Reader]:
-    """The view, if it has a checkpoint, and its savepoints, which count even while the checkpoint is put aside."""
-    checkpoint, found = Checkpoint(Storage.at(view.checkpoint)), list[Reader]()
-    if view.checkpoint.exists():
-        commits = checkpoint.commits()
-        if commits and not checkpoint.journals(commits[-1]):
-            return []
-        read = checkpoint.plan(commits[-2]).position if len(commits) > 1 else Position.start()
-        found.append(Reader(f"the view {view.name!r}", read))
-    kept = savepoints(view)
-    return [*found, *(Reader(f"the savepoint {one.name!r} of {view.name!r}", one.position) for one in kept)]
+    """The view, if it has a checkpoint."""
+    if not view.checkpoint.exists():
+        return []
+    checkpoint = Checkpoint(Storage.at(view.checkpoint))
+    commits = checkpoint.commits()
+    if commits and not checkpoint.journals(commits[-1]):
+        return []
+    read = checkpoint.plan(commits[-2]).position if len(commits) > 1 else Position.start()
+    return [Reader(f"the view {view.name!r}", read)]

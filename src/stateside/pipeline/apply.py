@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any
 
 from stateside.core.errors import PipelineFailed, PipelineRunning, RequestInvalid, ViewChanged
 from stateside.core.layout import POINTERS, Layout, Pointers, ViewGeneration, ViewLayout, ViewPointer
-from stateside.core.lease import hold, holders, note_holders
+from stateside.core.lease import holders, note_holders
 from stateside.core.positions import Position
 from stateside.core.processes import signals
-from stateside.core.storage import Storage, size_of, try_lock_open, unlock_open, write_atomically
+from stateside.core.storage import Storage, try_lock_open, unlock_open, write_atomically
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
 from stateside.pipeline import comparison, declaration
@@ -53,10 +53,11 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import OnStep, ignore_step
 from stateside.pipeline.sources import with_jars
 from stateside.pipeline.view_plan import PlannedView, Planner
-from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint
+from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.catalogue import CATALOGUE, Catalogue
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.savepoint import check_whole
+from stateside.views.view_generations import KEPT, alone, carry_over, new_generation, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,10 +71,7 @@ AT_FULL_SPEED: dict[str, Any] = {  # settings of a backfill
 }
 ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
 HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
-ENDING_S_MAX = 30.0  # for the end of the JVM of a process that was killed
-KEPT = 1  # generations before the current one
 _POLL_S = 0.05
-NOT_CARRIED_OVER = ("checkpoint*", "replica*", "savepoints", "generations", "refused", "heartbeat.json")  # of a view
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class _Applying:
         """Carry a view's state over to the generation that step 1 has made for it."""
         old, new = self._layout.view(name), self._layout.at(name, _next(self._layout.pointers()[name]))
         shutil.rmtree(new.root, ignore_errors=True)  # the remains of an earlier attempt
-        shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns(*NOT_CARRIED_OVER))
+        carry_over(old, new.root)
         one = replace(self._settings, **AT_FULL_SPEED | {"events_per_batch_max": 1})
         planner = Planner(self._app, Layout(self._layout.root, (new,)), one, self._layout.pause)
         planned = planner.plan(self._app.views[name], session)
@@ -330,28 +328,6 @@ class _Applying:
             lead_until(runner, self._layout, self._told_to_stop, self._teller)
 
 
-@contextmanager
-def alone(layout: Layout, wait_s: float = ENDING_S_MAX) -> Iterator[int]:
-    """Holds the lock of the one process that changes generations; PipelineRunning while another one does.
-
-    The JVM of a process that was killed holds it too, until the JVM has ended.
-    """
-    layout.root.mkdir(parents=True, exist_ok=True)
-    handle = hold(
-        layout.apply_lock,
-        lambda pids: PipelineRunning(
-            f"Another process ({pids}) applies a change to this folder",
-            where=str(layout.root),
-            next_step="Wait for its end, or stop it: the same command goes on where it ended",
-        ),
-        wait_s=wait_s,
-    )
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
 def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str]) -> None:
     """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration."""
     pointers = layout.pointers()
@@ -373,16 +349,6 @@ def _has_run(layout: Layout, name: str, generation: ViewGeneration | None = None
 def _fits(planned: PlannedView, places: ViewLayout) -> bool:
     """Whether a generation was, or can be, filled by this query."""
     return not declaration.has_run(places) or declaration.difference(planned.catalogue, planned.text, places) is None
-
-
-def new_generation(layout: Layout, name: str, pointer: ViewPointer) -> ViewGeneration:
-    """A generation of a view that there is not yet."""
-    folder = layout.root / "views" / name
-    if not pointer.all() and not folder.exists():
-        return ViewGeneration(1, name)
-    there = [int(path.name) for path in folder.glob("generations/*") if path.name.isdigit()]
-    number = 1 + max([1, *there, *(each.number for each in pointer.all())])
-    return ViewGeneration(number, f"{name}/generations/{number}")
 
 
 def _next(pointer: ViewPointer) -> ViewGeneration:
@@ -420,102 +386,6 @@ def _position(places: ViewLayout) -> Position:
     checkpoint = Checkpoint(Storage.at(places.checkpoint))
     commits = checkpoint.commits()
     return checkpoint.plan(commits[-1]).position if commits else Position.start()
-
-
-def sweep(layout: Layout) -> None:
-    """Delete the generations that no pointer names: replaced ones, and remains of crashes. For the lock's holder."""
-    pointers = layout.pointers()
-    named = {each.folder for pointer in pointers.values() for each in pointer.all()}
-    views = layout.root / "views"
-    for path in views.glob("*/generations/*/"):
-        if str(path.relative_to(views)) not in named:
-            shutil.rmtree(path, ignore_errors=True)
-    for name in (name for name in pointers if name not in named):
-        for path in (views / name).glob("*"):
-            if path.name != "generations":
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def roll_back(layout: Layout, name: str) -> ViewGeneration:
-    """Make the kept generation of a view current again; returns it. PipelineRunning while a job runs.
-
-    Readers go back to it at once, and in time: it has the events up to its switch, until its application runs.
-    """
-    with alone(layout), _no_driver(layout):
-        pointers = layout.pointers()
-        pointer = pointers.get(name)
-        if pointer is None or pointer.current is None or not pointer.kept:
-            raise RequestInvalid(
-                f"The view {name!r} has no generation to go back to",
-                where=str(layout.generations),
-                next_step="`stateside views` shows which generations are kept",
-            )
-        first, *others = pointer.kept
-        _check_delivered(layout, name, pointer.current, first)
-        pointers[name] = ViewPointer(first, kept=(pointer.current, *others), at_once=True)
-        POINTERS.write(layout.generations, pointers)
-        return first
-
-
-def _check_delivered(layout: Layout, name: str, current: ViewGeneration, kept: ViewGeneration) -> None:
-    """RequestInvalid if a rescaled generation, or the one before, has delivered batches that the other would repeat.
-
-    Both have the same query and count their batches on: a sink would take new rows for a batch that it has.
-    """
-    found = [Checkpoint(Storage.at(layout.at(name, each).checkpoint)) for each in (current, kept)]
-    ids = [checkpoint.query_id() for checkpoint in found]
-    if ids[0] is None or ids[0] != ids[1]:
-        return
-    older, newer = sorted(found, key=lambda checkpoint: checkpoint.commits()[-1])
-    last = newer.commits()[-1]
-    numbers = {newer.plan(batch).conf[SHUFFLE_PARTITIONS] for batch in (last - 1, last)}
-    if len(numbers) == 1 or older.commits()[-1] != last - 1:
-        raise RequestInvalid(
-            f"The view {name!r} was rescaled, and has run on since: its sinks have the batches after that",
-            where=str(layout.root),
-            next_step="Bring it back to its number of partitions before: `stateside rescale`",
-        )
-
-
-def drop(layout: Layout, name: str) -> int:
-    """Delete the generations of a view that are kept, and all of one that was removed; returns the bytes."""
-    with alone(layout):
-        pointers = layout.pointers()
-        pointer = pointers.get(name, ViewPointer(ViewGeneration(1, name)))
-        heartbeat = Heartbeat.load(layout.view(name).heartbeat)
-        if heartbeat is not None and heartbeat.state == "removed":
-            return _drop_all(layout, name, pointers, pointer)
-        size = sum(size_of(layout.at(name, each).root) for each in pointer.kept)
-        if pointer.kept:
-            POINTERS.write(layout.generations, pointers | {name: replace(pointer, kept=())})
-            sweep(layout)
-        return size
-
-
-def _drop_all(layout: Layout, name: str, pointers: Pointers, pointer: ViewPointer) -> int:
-    roots = [layout.at(name, each).root for each in pointer.all()]
-    size = sum(map(size_of, roots))
-    if pointers.pop(name, None) is not None:
-        POINTERS.write(layout.generations, pointers)
-    for root in roots:
-        shutil.rmtree(root, ignore_errors=True)
-    return size
-
-
-@contextmanager
-def _no_driver(layout: Layout) -> Iterator[None]:
-    handle = hold(
-        layout.driver_lock,
-        lambda pids: PipelineRunning(
-            f"A job (process {pids}) runs on this folder",
-            where=str(layout.root),
-            next_step="Stop it first; or apply the old application, which goes back while the job runs",
-        ),
-    )
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _refuse_new(app: App, layout: Layout, found: Sequence[ViewChange], wanted: ChangeSelection) -> None:

@@ -49,6 +49,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from stateside.core.errors import EventsGone, JournalAway, PositionAhead, PositionInvalid, ViewInvalid
+from stateside.core.layout import BARRIER
 from stateside.core.positions import Position
 from stateside.journal import Journal, Log, open_journal
 from stateside.journal.contract import PARTITION, DurableEnd
@@ -440,6 +441,7 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         self._pause_file = Path(options["pauseFile"]) if "pauseFile" in options else None
         self._pause_s = int(options.get("pauseMs", 0)) / 1_000
         self._limit_file = Path(options["limitFile"]) if "limitFile" in options else None
+        self._barrier_file = Path(options["barrierFile"]) if "barrierFile" in options else None
         self._planned_from: Offset | None = None
         self._resumes_s = 0.0
         self._marks: dict[str, deque[DurableEnd]] = {}
@@ -486,7 +488,8 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         ends = {name: log.durable_end() for name, log in stored.logs.items()}
         for name, end in ends.items():
             self._marks.setdefault(name, deque(maxlen=MARKS_MAX)).append(end)
-        stops = {name: self._stop(name, end.offset) for name, end in ends.items()}
+        barrier = self._barrier(start, ends)
+        stops = {name: self._stop(name, end.offset, barrier) for name, end in ends.items()}
         waiting = {name: max(0, stop - int(start.get(name, 0))) for name, stop in stops.items()}
         if isinstance(limit, ReadMaxRows):
             planned = None if self._limit_file is None else NEXT_BATCH.read_if_valid(self._limit_file)
@@ -516,8 +519,17 @@ class JournalStreamReader(EventReader, DataSourceStreamReader, SupportsTriggerAv
         count = min(TASKS_MAX, max(1, events // EVENTS_PER_TASK_MIN))
         return self._tasks(stored, ranges, -(-events // count), self._mark_before)
 
-    def _stop(self, partition: str, end: int) -> int:
-        return end if self._stop_at is None else min(self._stop_at[partition], end)
+    def _barrier(self, start: Offset, partitions: Iterable[str]) -> Position | None:
+        """The barrier, if it lies after the start, or beside it; else it was reached, or missed."""
+        barrier = None if self._barrier_file is None else BARRIER.read_if_valid(self._barrier_file)
+        if barrier is None:
+            return None
+        ahead = [barrier[name] - int(start.get(name, 0)) for name in partitions]
+        return barrier if any(ahead) and min(ahead) >= 0 else None
+
+    def _stop(self, partition: str, end: int, barrier: Position | None) -> int:
+        limits = [limit[partition] for limit in (self._stop_at, barrier) if limit is not None]
+        return min([end, *limits])
 
     def _offset(self, stored: Stored, offsets: Mapping[str, int], before: Offset | None = None) -> Offset:
         """An offset in Spark's form; `before` is an earlier one."""
@@ -566,7 +578,8 @@ class JournalSource(DataSource):
     query), `futureUsMax` (refuses events dated further beyond their append time) and `times` (a JSON list: fields under
     the same limit). For a batch read: `end` (a position). For a stream: `eventsPerBatchMax`, `stopAt` (a position),
     `pauseFile` (while the file exists, no new batch is planned), `pauseMs` (from a commit to the next plan),
-    `limitFile` (has the events of the next batch, at most `eventsPerBatchMax`); `start` applies to new queries only.
+    `barrierFile` (has a position: if the stream is before it, a batch ends there), `limitFile` (has the events of the
+    next batch, at most `eventsPerBatchMax`); `start` applies to new queries only.
     """
 
     @classmethod

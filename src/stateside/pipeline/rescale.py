@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -30,7 +30,6 @@ from stateside.core.errors import CheckpointInvalid, RequestInvalid, ViewInvalid
 from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
 from stateside.core.storage import Storage, make_durable
 from stateside.leadership import excluding_drivers
-from stateside.pipeline.apply import KEPT, NOT_CARRIED_OVER, alone, new_generation, sweep
 from stateside.pipeline.comparison import known_views
 from stateside.pipeline.declaration import state_partitions
 from stateside.pipeline.failures import reason
@@ -40,10 +39,10 @@ from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import OnStep, ignore_step
 from stateside.pipeline.view_query import bring_home
 from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
-from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat
-from stateside.views.savepoint import bring, check_whole
+from stateside.views.savepoint import Savepoint, bring, check_whole
 from stateside.views.state_catalogue import JOIN_STORES, StoreCheckpoint, one_store
+from stateside.views.view_generations import KEPT, alone, carry_over, link_archive, new_generation, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +95,8 @@ def rescale(
             _check(places)
         if not chosen:
             return []
-        with _session(layout, settings, lock) if session is None else _given(session) as spark:
+        scratch = layout.spark / "rescale"
+        with _session("rescale", scratch, settings, lock) if session is None else nullcontext(session) as spark:
             rescaling = _Rescaling(layout, spark, partitions, note, on_step)
             made = [rescaling.make(places) for places in chosen]
         on_step(5)
@@ -134,19 +134,12 @@ def _refused(view: str, why: str) -> ViewInvalid:
 
 
 @contextmanager
-def _session(layout: Layout, settings: RunSettings, lock: int) -> Iterator[SparkSession]:
-    session = start_session(
-        "rescale", layout.spark / "rescale", master=settings.master, conf=settings.spark_conf(), lease=lock
-    )
+def _session(name: str, scratch: Path, settings: RunSettings, lock: int | None = None) -> Iterator[SparkSession]:
+    session = start_session(name, scratch, master=settings.master, conf=settings.spark_conf(), lease=lock)
     try:
         yield session
     finally:
         stop_session(session)
-
-
-@contextmanager
-def _given(session: SparkSession) -> Iterator[SparkSession]:
-    yield session
 
 
 class _Rescaling:
@@ -203,18 +196,12 @@ class _Rescaling:
 
 def _copy(old: ViewLayout, new: ViewLayout, commit: Commit) -> None:
     """Step 2. The heartbeat stays valid, and so does the age of answers: the new state ends at the same position."""
-    left = [name for name in NOT_CARRIED_OVER if name != old.heartbeat.name]
-    shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns(*left, "tables"))
+    carry_over(old, new.root, "tables")
+    with suppress(FileNotFoundError):
+        shutil.copy2(old.heartbeat, new.heartbeat)
     bring(Checkpoint(Storage.at(old.checkpoint)), commit.batch, new.checkpoint)
     bring_home(new.checkpoint)
-    archive = Catalogue.load(old.catalogue).archive if old.catalogue.exists() else None
-    for name in (archive, f"{archive}_corrections") if archive is not None else ():
-        if old.table(name).exists():
-            shutil.copytree(old.table(name), new.table(name), copy_function=_link)
-
-
-def _link(source: str, target: str) -> None:
-    Storage.at(Path(source).parent).bring(Path(source).name, Path(target))
+    link_archive(old, new)
 
 
 @contextmanager
@@ -250,6 +237,44 @@ def _digest(checkpoint: Checkpoint, commit: Commit, operator: int, scratch: Path
                 digest = blake2b(sizes + key + value, digest_size=_DIGEST_BYTES).digest()
                 count, digests = count + 1, digests + int.from_bytes(digest)
     return count, digests % (1 << 8 * _DIGEST_BYTES)
+
+
+def verify_rows(part: Savepoint, session: SparkSession | None = None) -> dict[str, int]:
+    """The rows of each store of a savepoint's state, as read here and as Spark's own reader counts them.
+
+    CheckpointInvalid if they differ. Stores that Spark's reader needs more options for are read here alone. Starts
+    Spark, unless there is a session.
+    """
+    checkpoint = Checkpoint(Storage.at(part.checkpoint))
+    with TemporaryDirectory(prefix="stateside-verify-") as folder:
+        own = state_digests(checkpoint, checkpoint.commit(part.batch), Path(folder))
+        scratch = Path(folder) / "spark"
+        with _session("verify", scratch, RunSettings()) if session is None else nullcontext(session) as spark:
+            for store, (rows, _) in own.items():
+                operator, _, name = store.partition("/")
+                counted = None if name else _counted_by_spark(spark, part, operator)
+                if counted not in (None, rows):
+                    raise CheckpointInvalid(
+                        f"Spark reads {counted:,} rows from the state of the savepoint {part.name}, and not {rows:,}",
+                        where=str(part.checkpoint),
+                        next_step="Use another savepoint, and please report this",
+                    )
+    return {store.rstrip("/"): rows for store, (rows, _) in own.items()}
+
+
+def _counted_by_spark(session: SparkSession, part: Savepoint, operator: str) -> int | None:
+    """None for an operator that the reader does not read without further options."""
+    from pyspark.errors import PySparkException
+
+    reader = session.read.format("statestore").option("operatorId", operator).option("batchId", part.batch)
+    try:
+        return reader.load(str(part.checkpoint)).count()
+    except PySparkException as error:
+        if "STDS_REQUIRED_OPTION_UNSPECIFIED" in str(error):
+            return None
+        raise CheckpointInvalid(
+            f"Spark cannot read the state of the savepoint {part.name}: {reason(error)}", where=str(part.checkpoint)
+        ) from error
 
 
 def _told(digests: Digests) -> str:

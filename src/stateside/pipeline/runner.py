@@ -50,12 +50,13 @@ from stateside.pipeline.view_plan import Planner
 from stateside.pipeline.view_query import ViewQuery
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.heartbeat import Heartbeat
-from stateside.views.savepoint import check_whole
+from stateside.views.savepoint import check_whole, savepoint_sets, take_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEARTBEAT_S = 0.2
+RETRY_S = 30.0  # before the next attempt at a savepoint
 _STOP_POLL_S = 0.02
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Runner:
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._keeper = threading.Thread(target=self._take_savepoints, name="savepoints", daemon=True)
 
     def __enter__(self) -> Runner:
         check_app(self._app)
@@ -120,6 +122,8 @@ class Runner:
             if not self._layout.pinned:
                 note_removed_views(self._app, self._layout)
             self._heart.start()
+            if self._settings.savepoint_every_s and not self._layout.pinned:
+                self._keeper.start()
             self._cleanup = stack.pop_all()
         return self
 
@@ -128,6 +132,8 @@ class Runner:
             self._come_to_rest()
             self._stopped.set()
             self._heart.join()
+            if self._keeper.is_alive():
+                self._keeper.join()
             for query in self._queries:
                 self._try_heartbeat(query, stopped=True)
 
@@ -142,7 +148,7 @@ class Runner:
                 for query in self._queries:
                     query.tend()
             self.caught_up = all(query.caught_up for query in self._queries)  # not after a stop, which ends them too
-            time.sleep(HEARTBEAT_S)
+            time.sleep(_STOP_POLL_S if any(query.replays for query in self._queries) else HEARTBEAT_S)
 
     def reached(self) -> dict[str, Position | None]:
         """The end position of each view's last batch, if known."""
@@ -218,6 +224,21 @@ class Runner:
         while not self._stopped.wait(HEARTBEAT_S):
             for query in self._queries:
                 self._try_heartbeat(query)
+
+    def _take_savepoints(self) -> None:
+        """Take a savepoint of all views each `savepoint_every_s`, counted on over restarts, and drop older ones."""
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                own = [one for one in savepoint_sets(self._layout) if one.automatic]
+                due_us = own[-1].taken_us + self._settings.savepoint_every_s * 1_000_000 if own else 0
+                views = [query.places for query in self._queries if query.position() is not None]
+                if self._clock.now_us() >= due_us and len(views) == len(self._queries):
+                    own.append(take_all(self._layout, views, self._clock.now_us(), automatic=True))
+                    for old in own[: -self._settings.savepoints_kept]:
+                        old.delete(self._layout)
+            except (OSError, StatesideError) as error:
+                log.warning("no savepoint: %s", error)
+                self._stopped.wait(RETRY_S)
 
     def _try_heartbeat(self, query: ViewQuery, *, stopped: bool = False) -> None:
         """Trouble with one view must not stop the heartbeats of the others."""

@@ -72,6 +72,8 @@ class RunSettings:
         3_600.0, "An event dated more seconds beyond its append time is a dead letter; `inf`: none is.", least=0
     )
     batches_kept: int = _setting(7_200, "For so many batches a replica that was away finds what it missed.", least=2)
+    savepoint_every_s: float = _setting(0.0, "Takes a savepoint of all views each so many seconds; 0: none.", least=0)
+    savepoints_kept: int = _setting(3, "So many of these savepoints are kept, the newest ones.", least=1)
     restarts_max: int = _setting(5, "A view that fails is started again so often before the run ends.", least=0)
     restart_pause_s: float = _setting(1.0, "The pause before the first restart; each further one doubles it.", least=0)
     hold_s_max: float = _setting(float("inf"), "For so long a batch is held while its sink is away.", least=0)

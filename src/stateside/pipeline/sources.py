@@ -44,6 +44,7 @@ class Reading:
     part: tuple[Position, Position] | None = None  # read only this part again, as a batch
     pause_file: Path | None = None
     pause_ms: int = 0  # between the commit of a batch and the plan of the next
+    barrier_file: Path | None = None  # a position at which a batch ends (`views.savepoint`)
     limit_file: Path | None = None  # the events of the next batch (`progress.Pace`)
     refused: Path | None = None  # folder of refused events (`dead_letters`); None: each event is a row
     future_us_max: int | None = None  # events dated further beyond their append time are refused
@@ -87,6 +88,7 @@ class JournalEvents:
             "stopAt": reading.stop_at,
             "pauseFile": reading.pause_file,
             "pauseMs": reading.pause_ms or None,
+            "barrierFile": reading.barrier_file,
             "limitFile": reading.limit_file,
             "types": json.dumps(self.types) if self.types else None,
             "tags": json.dumps(self.tags) if self.tags else None,

@@ -99,6 +99,7 @@ class Planner:
             stop_at=self.settings.stop_at,
             pause_file=self.pause_file,
             pause_ms=self.settings.batch_pause_ms,
+            barrier_file=self.layout.barrier,
             limit_file=file,
             refused=self.layout.view(view.name).refused,
             future_us_max=self.settings.future_us_max,

@@ -52,7 +52,8 @@ from stateside.pipeline.progress import Observation, Pace, ProgressFile, pace_fi
 from stateside.pipeline.session import DRIVER_LOG
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.delta import archive_sink
-from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, with_guarantee
+from stateside.pipeline.sinks.files import files
+from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, stays_inside, with_guarantee
 from stateside.pipeline.sources import JournalEvents
 from stateside.pipeline.view_plan import PlannedView, Planner
 from stateside.pipeline.watermarks import rows_dropped
@@ -60,11 +61,14 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat, State
+from stateside.views.plan_history import PlanHistory, Replay
+from stateside.views.savepoint import savepoints
 from stateside.views.state_catalogue import check_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PAUSE_S_MAX = 60.0
 AWAY_PAUSE_S_MIN = 0.2
@@ -311,6 +315,10 @@ class ViewQuery:
             Pace.of(settings, pace_file(self.places), read_progress(self.places.progress)),
             self.places.late_rows,
         )
+        self._history = PlanHistory(self.places.batches, self._checkpoint, self._oldest_savepoint)
+        self._writer: DataStreamWriter | None = None
+        self._replay: Replay | None = None  # None without a sink: nothing was delivered
+        self.replays = False
         self._verified = view.key is None
         self._failed: str | None = None
         self._caught_up = False
@@ -330,10 +338,6 @@ class ViewQuery:
         self._seen.pace.begin()
         bring_home(self.places.checkpoint)
         writer = frame.writeStream.queryName(self.view.name).option("checkpointLocation", str(self.places.checkpoint))
-        if self._settings.until_caught_up:
-            writer = writer.trigger(availableNow=True)  # ends by itself, at the source's end as of now
-        elif self._settings.batch_interval_ms:
-            writer = writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         if sink is None and late is None:
             sessions = catalogue is not None and catalogue.kind == "session"  # Spark has no update mode for sessions
             writer = writer.outputMode("append" if sessions else "update").format("noop")
@@ -342,6 +346,22 @@ class ViewQuery:
             self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write, late)
             mode = "update" if sink is None else _OUTPUT_MODES[self.view.rows]
             writer = writer.outputMode(mode).foreachBatch(self._delivery)
+            self._replay = Replay(self.places.replayed, self._checkpoint)
+        self._writer = writer
+        self._launch()
+
+    def _launch(self) -> None:
+        """Start the planned query: for the next batch to be replayed alone, if there is one."""
+        assert self._writer is not None
+        before, self.replays = self.replays, self._replay is not None and self._replay.plan_next()
+        if self.replays != before and self._replay is not None:
+            log.info("view %s: %d batches run again, as before the restore", self.view.name, self._replay.left())
+        if self.replays:
+            writer = self._writer.trigger(once=True)
+        elif self._settings.until_caught_up:
+            writer = self._writer.trigger(availableNow=True)  # ends by itself, at the source's end as of now
+        else:
+            writer = self._writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         try:
             self._query = writer.start()
             self._query_id = self._query_id or str(self._query.id)
@@ -373,6 +393,9 @@ class ViewQuery:
             if not self._verified:
                 self._verify()
             return
+        if self.replays and self._has_ended():
+            self._launch()
+            return
         failure = self._failure()
         if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
             self.hold_no_longer()
@@ -386,10 +409,15 @@ class ViewQuery:
     @property
     def caught_up(self) -> bool:
         """With `until_caught_up`: whether the query has processed all events of its start, and ended."""
-        if self._settings.until_caught_up and not self._caught_up and self._query is not None:
-            with suppress(Py4JError, OSError):  # the JVM is gone
-                self._caught_up = not self._query.isActive and self._query.exception() is None
+        if self._settings.until_caught_up and not self._caught_up and not self.replays:
+            self._caught_up = self._has_ended()
         return self._caught_up
+
+    def _has_ended(self) -> bool:
+        """Whether the query has ended by itself."""
+        with suppress(Py4JError, OSError):  # the JVM is gone
+            return self._query is not None and not self._query.isActive and self._query.exception() is None
+        return False
 
     def _start_again(self) -> None:
         if _is_active(self._last):  # still inside a batch: Spark accepts no second query of its name
@@ -487,7 +515,12 @@ class ViewQuery:
 
     def observe(self, time_us: int) -> list[dict[str, Any]]:
         """Observe the query at this time; keeps and returns the progress of newly finished batches."""
-        return self._seen.look(time_us)
+        finished = self._seen.look(time_us)
+        self._history.note(int(progress["batchId"]) for progress in finished)
+        return finished
+
+    def _oldest_savepoint(self) -> int | None:
+        return min((one.batch for one in savepoints(self.places, lambda damaged: None)), default=None)
 
     def _plan(self) -> PlannedView:
         plan, accept = self._planner.plan(self.view, self._session), self._settings.accept_changes
@@ -499,6 +532,9 @@ class ViewQuery:
         factory = archive_sink(view.archive) if view.archive else view.sink
         if factory is None:
             return None
+        if self._layout.fork.exists() and not stays_inside(factory):
+            log.warning("view %s: this is a fork: its rows go to files/%s, not to its sink", view.name, view.name)
+            factory = files(view.name, format="jsonl")
         schema = to_arrow_schema(frame.schema, timezone="UTC")
         return with_guarantee(factory(SinkContext(self._layout, view.name, schema)), view.guarantee, self.places)
 

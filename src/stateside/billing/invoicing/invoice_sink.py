@@ -42,7 +42,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 from uuid import UUID
 
 import numpy as np
@@ -310,6 +310,7 @@ class BillingSink:
     dead_letters: ArchiveTable
     on_step: OnStep = ignore_step
     guarded: bool = True
+    stays_inside: ClassVar[bool] = True  # both tables
 
     @classmethod
     def of(cls, context: SinkContext, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:

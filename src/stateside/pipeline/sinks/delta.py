@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -88,6 +88,7 @@ class Opening:
     partition_by: tuple[str, ...]
     sealed: bool
     on_step: OnStep
+    stays_inside: ClassVar[bool] = True
 
     def open(self, context: SinkContext) -> DeltaSink:
         """The sink; the first run creates its table.

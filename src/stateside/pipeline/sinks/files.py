@@ -50,13 +50,23 @@ def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_ste
         )
     if not path or ".." in PurePath(path).parts:
         raise ViewInvalid(f"{path!r} is no folder for a files sink", next_step="Give a relative path, or a whole one")
-    return lambda context: _open(context, path, format, on_step)
+    return _Opening(path, format, on_step).open
 
 
-def _open(context: SinkContext, path: str, format: Format, on_step: OnStep) -> FilesSink:
-    _check_format(context.schema, format)
-    folder = SinkFolder.open(context.layout.files(path), context.layout.view(context.view))
-    return FilesSink(folder, format, on_step)
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    path: str
+    format: Format
+    on_step: OnStep
+
+    @property
+    def stays_inside(self) -> bool:
+        return not PurePath(self.path).is_absolute()
+
+    def open(self, context: SinkContext) -> FilesSink:
+        _check_format(context.schema, self.format)
+        folder = SinkFolder.open(context.layout.files(self.path), context.layout.view(context.view))
+        return FilesSink(folder, self.format, self.on_step)
 
 
 @dataclass(frozen=True, slots=True)

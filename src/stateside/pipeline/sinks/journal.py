@@ -46,7 +46,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -180,16 +180,21 @@ log = logging.getLogger(__name__)
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
     """A sink that appends a query's rows to the application's journal, as events; columns as listed in the module."""
-    return lambda context: _open(context, on_step)
+    return _Opening(on_step).open
 
 
-def _open(context: SinkContext, on_step: OnStep) -> JournalSink:
-    check_columns(context.view, context.schema)
-    places = context.layout.view(context.view)
-    log = open_journal(context.layout.journal).log()
-    mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), log)
-    mark.begin()
-    return JournalSink(context.layout, mark, on_step)
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    on_step: OnStep
+    stays_inside: ClassVar[bool] = True
+
+    def open(self, context: SinkContext) -> JournalSink:
+        check_columns(context.view, context.schema)
+        places = context.layout.view(context.view)
+        log = open_journal(context.layout.journal).log()
+        mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), log)
+        mark.begin()
+        return JournalSink(context.layout, mark, self.on_step)
 
 
 @dataclass(frozen=True, slots=True)

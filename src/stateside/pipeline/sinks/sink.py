@@ -19,6 +19,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -61,6 +62,13 @@ class Sink(Protocol):
 
 
 SinkFactory = Callable[[SinkContext], Sink]
+
+
+def stays_inside(factory: SinkFactory) -> bool:
+    """Whether all that a sink writes lies in the application's folder: its factory's owner says `stays_inside`."""
+    while isinstance(factory, partial):
+        factory = factory.func
+    return bool(getattr(getattr(factory, "__self__", factory), "stays_inside", False))
 
 
 def ignore_step(step: int) -> None:
