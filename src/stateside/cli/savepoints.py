@@ -148,9 +148,10 @@ def fork_(name: str, folder: Path, target: Path) -> None:
 @savepoint.command("restore")
 @_NAME
 @_DIR
+@_VIEW
 @click.option("--deliver-again", is_flag=True, help="Do not repeat the batches as they were: sinks get all rows again.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def restore_(name: str, folder: Path, deliver_again: bool, yes: bool) -> None:
+def restore_(name: str, folder: Path, view: str | None, deliver_again: bool, yes: bool) -> None:
     """Restart the job from the savepoint NAME, or from the folder of a copy, at its next start. Stop the job first.
 
     The next run repeats the batches after the savepoint as they were: no sink gets a row twice, and none misses one.
@@ -160,6 +161,7 @@ def restore_(name: str, folder: Path, deliver_again: bool, yes: bool) -> None:
 
     layout = _layout(folder)
     parts = bring_back(layout, Path(name)) if "/" in name else _parts(folder, name)
+    parts = {each: part for each, part in parts.items() if view in (None, each)}
     if not yes:
         then = ", ".join(f"{view} after batch {part.batch:,}" for view, part in parts.items())
         click.confirm(f"The job then begins again: {then}. Go on?", abort=True)

@@ -61,7 +61,7 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat, State
-from stateside.views.plan_history import PlanHistory, Replay
+from stateside.views.plan_history import PlanHistory, BatchReplay
 from stateside.views.savepoint import savepoints
 from stateside.views.state_catalogue import check_state
 
@@ -317,7 +317,7 @@ class ViewQuery:
         )
         self._history = PlanHistory(self.places.batches, self._checkpoint, self._oldest_savepoint)
         self._writer: DataStreamWriter | None = None
-        self._replay: Replay | None = None  # None without a sink: nothing was delivered
+        self._replay: BatchReplay | None = None  # None without a sink: nothing was delivered
         self.replays = False
         self._verified = view.key is None
         self._failed: str | None = None
@@ -346,7 +346,7 @@ class ViewQuery:
             self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write, late)
             mode = "update" if sink is None else _OUTPUT_MODES[self.view.rows]
             writer = writer.outputMode(mode).foreachBatch(self._delivery)
-            self._replay = Replay(self.places.replayed, self._checkpoint)
+            self._replay = BatchReplay(self.places.replayed, self._checkpoint)
         self._writer = writer
         self._launch()
 

@@ -8,7 +8,7 @@
 
 A view restored at batch N, or rolled back to it, runs the batches after N again. With the same plans they read the same
 events, at the same watermarks, and have the same rows under the same numbers: so every sink recognises what it has
-stored. Spark itself repeats a batch whose plan is in its log and whose commit is not; `Replay` writes one plan at a
+stored. Spark itself repeats a batch whose plan is in its log and whose commit is not; `BatchReplay` writes one plan at a
 time there.
 """
 
@@ -155,7 +155,7 @@ def _plans_after(batch: int, query: str, generations: Iterable[ViewLayout]) -> l
     return [found[number] for number in sorted(found)]
 
 
-class Replay:
+class BatchReplay:
     """The batches that a restored view runs again, each with its plan of before."""
 
     def __init__(self, path: Path, checkpoint: Checkpoint) -> None:

@@ -50,11 +50,11 @@ def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_ste
         )
     if not path or ".." in PurePath(path).parts:
         raise ViewInvalid(f"{path!r} is no folder for a files sink", next_step="Give a relative path, or a whole one")
-    return _Opening(path, format, on_step).open
+    return _FilesOpening(path, format, on_step).open
 
 
 @dataclass(frozen=True, slots=True)
-class _Opening:
+class _FilesOpening:
     path: str
     format: Format
     on_step: OnStep

@@ -180,11 +180,11 @@ log = logging.getLogger(__name__)
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
     """A sink that appends a query's rows to the application's journal, as events; columns as listed in the module."""
-    return _Opening(on_step).open
+    return _JournalOpening(on_step).open
 
 
 @dataclass(frozen=True, slots=True)
-class _Opening:
+class _JournalOpening:
     on_step: OnStep
     stays_inside: ClassVar[bool] = True
 
