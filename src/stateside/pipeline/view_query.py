@@ -61,7 +61,7 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat, State
-from stateside.views.plan_history import PlanHistory, BatchReplay
+from stateside.views.plan_history import BatchReplay, PlanHistory
 from stateside.views.savepoint import savepoints
 from stateside.views.state_catalogue import check_state
 

@@ -8,8 +8,8 @@
 
 A view restored at batch N, or rolled back to it, runs the batches after N again. With the same plans they read the same
 events, at the same watermarks, and have the same rows under the same numbers: so every sink recognises what it has
-stored. Spark itself repeats a batch whose plan is in its log and whose commit is not; `BatchReplay` writes one plan at a
-time there.
+stored. Spark itself repeats a batch whose plan is in its log and whose commit is not; `BatchReplay` writes one plan at
+a time there.
 """
 
 from __future__ import annotations
