@@ -1,6 +1,8 @@
 """How the JVMs that tests start are made quick: they live for seconds, and most of that would be warming up.
 
 - Java's second compiler would take a third of all processor time and never earn it back: the first one is enough.
+- Spark would write, compile and load Java code for each query: another fifth, for a handful of rows. It interprets its
+  plans instead, except in `make test-full`.
 - Spark's classes come from an archive (Java's class data sharing), parsed and checked already, not from 300 jars.
 
 `python -m tests.quick_java` makes the archive where there is none; `tools/test.py` does so before it starts the tests.
@@ -20,6 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+FULL = "STATESIDE_TEST_FULL" in os.environ
 SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 FOLDER = Path(sys.prefix) / "share" / "stateside"  # goes when Spark goes
 NAME = f"tests-spark-{version('pyspark')}-java-"
@@ -29,7 +33,7 @@ STOP_S_MAX = 120.0  # writing 170 MB takes some seconds
 def set_options(environ: MutableMapping[str, str]) -> None:
     """Have Spark's launcher start quick JVMs, unless somebody has said how."""
     archives = [f"-XX:SharedArchiveFile={archive} {SILENT}" for archive in FOLDER.glob(f"{NAME}*.jsa")]
-    environ.setdefault("SPARK_SUBMIT_OPTS", " ".join([QUICK, *archives[:1]]))
+    environ.setdefault("SPARK_SUBMIT_OPTS", " ".join([QUICK, *([] if FULL else [INTERPRETED]), *archives[:1]]))
     environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK)
 
 

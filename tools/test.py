@@ -1,4 +1,6 @@
-"""`make test`: all tests, on two processes, one for each core; each has a Spark session of its own where it needs one.
+"""`make test`: all tests, on three processes; each has a Spark session of its own where it needs one.
+
+Two would keep two cores busy for two thirds of the time: tests with whole processes wait for them.
 
 Before them, once, an archive of Spark's classes is made, from which JVMs start sooner (tests/quick_java.py).
 A file's tests run in one process, in order, and whichever process is free takes the next file, files with long tests
@@ -27,7 +29,11 @@ from xml.etree import ElementTree
 
 FULL = "STATESIDE_TEST_FULL" in os.environ
 FAST = "STATESIDE_TEST_FAST" in os.environ and not FULL
-PROCESSES = ("-n", "2", *(("--dist", "worksteal") if FAST else ("--dist", "loadfile", "--no-loadscope-reorder")))
+PROCESSES = (
+    "-n",
+    "2" if FAST else "3",
+    *(("--dist", "worksteal") if FAST else ("--dist", "loadfile", "--no-loadscope-reorder")),
+)
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30  # a run leaves some hundred megabytes until its end
 TABLE = Path("docs/test-full.md")
@@ -84,7 +90,7 @@ def _files(dotted: str) -> Iterable[Path]:
 
 
 PAGE = """# The last run of `make test-full`
-Written by `tools/test.py`: {date}, commit {commit}, {minutes:.0f} minutes on two processes.
+Written by `tools/test.py`: {date}, commit {commit}, {minutes:.0f} minutes on three processes.
 
 | tests | passed | failed | skipped | seconds |
 |---|---:|---:|---:|---:|

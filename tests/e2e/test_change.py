@@ -27,7 +27,7 @@ from stateside.testing import rows as rows_of
 from stateside.views.heartbeat import Heartbeat
 from tests.docs.commands import commands
 from tests.serving.conftest import wait_until_it_answers
-from tests.sizes import sized
+from tests.sizes import in_full, sized
 from tests.waiting import WAIT_S_MAX, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -305,6 +305,7 @@ def test_readers_of_a_running_job_switch_without_a_failed_or_mixed_answer(shop: 
     assert rows_of(shop.layout, "total") == shop.expected(rows_position(shop))
 
 
+@in_full("tests/e2e/test_upgrade.py takes a leader over, and the test before a job without a lease")
 def test_a_leader_hands_over_to_the_process_that_applies_a_change(shop: Shop) -> None:
     old, new = shop.version("old", OLD), shop.version("new", NEW)
     lease = ("--standby", "--lease-s", "4", "--standby-scope", "machine")
@@ -346,6 +347,7 @@ def test_a_kill_at_any_step_leaves_a_generation_whole_and_the_next_call_goes_on(
     assert rows_of(shop.layout, "total") == shop.expected()
 
 
+@in_full("a check with a folder plans the same views")
 def test_a_check_without_a_folder_plans_every_view(shop: Shop) -> None:
     checked = {}
     for name, wrong in (("right", ""), ("wrong", OTHER.replace('"type"', '"tipe"'))):
@@ -356,6 +358,7 @@ def test_a_check_without_a_folder_plans_every_view(shop: Shop) -> None:
     assert [path.name for path in shop.code.parent.iterdir()] == ["code"], "nothing is left"
 
 
+@in_full("tests/pipeline/test_changed_application.py has the verdicts, tests/serving/test_generations.py the switch")
 def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_says_so(shop: Shop) -> None:
     old = shop.version("old", OLD, OTHER)
     shop.append(200)
@@ -392,6 +395,7 @@ def counted(row):
 """
 
 
+@in_full("tests/pipeline/test_migration.py migrates in one session")
 def test_a_state_is_migrated_instead_of_folded_again_and_goes_on(shop: Shop) -> None:
     old = shop.version("old", OLD)
     shop.append(500)
@@ -408,6 +412,7 @@ def test_a_state_is_migrated_instead_of_folded_again_and_goes_on(shop: Shop) -> 
     assert rows_of(shop.layout, "total") == means
 
 
+@in_full("tests/pipeline/test_migration.py has such functions")
 def test_a_migration_that_fails_at_a_row_changes_nothing(shop: Shop) -> None:
     old = shop.version("old", OLD)
     shop.append(100)
@@ -419,6 +424,7 @@ def test_a_migration_that_fails_at_a_row_changes_nothing(shop: Shop) -> None:
     shop.run_to_end(old, "total")
 
 
+@in_full("tests/pipeline/test_rescale.py: a failure leaves the old generation")
 def test_a_rescale_killed_while_spark_repartitions_changes_nothing_and_is_repeated(shop: Shop) -> None:
     app = shop.version("app", NEW)
     shop.append(300)

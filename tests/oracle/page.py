@@ -23,8 +23,8 @@ the last batch from snapshots, and what readers are answered.
 
 This page is made from `tests/oracle/matrix.py`, and a test compares the two. `make test-full` runs {full} cases, in
 which every three values of the dimensions (operator, store, format, changelogs, codec, encoding, types) that can meet
-do so. `make test` runs {short}: every two values that can meet, and each operator in each store, but not with each
-format, codec and type, which are decoded alike for all operators. What `make test-full` alone runs is in brackets, (✓).
+do so. `make test` runs {short}: every operator, and every two values of the other dimensions that can meet, which are
+decoded alike for all operators. What `make test-full` alone runs is in brackets, (✓).
 """
 _TAIL = """
 ## What is refused, and what is not compared
