@@ -13,6 +13,7 @@ import click
 from benchmarks import (
     app,
     billing,
+    change,
     cold_start,
     decode,
     entities,
@@ -33,6 +34,7 @@ from benchmarks.compare import Figure, Result
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
     "app": app.run,
     "billing": billing.run,
+    "change": change.run,
     "cold-start": cold_start.run,
     "decode": decode.run,
     "entities": entities.run,

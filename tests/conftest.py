@@ -67,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests first: two processes share the files, and the many short ones let them end together.
+    """Files with long tests first: the processes share the files, and the many short ones let them end together.
 
     A test with a high `timeout` may be longer than any other, and begins first.
     """
