@@ -103,10 +103,13 @@ class OpenedTable:
         Opening and reading a file costs about a millisecond, and every batch leaves some files: without compaction,
         reads would get slower without end. The compacted files stay on disk, for readers of older versions.
         """
-        due = self.table.version() > 0 and self.table.version() % COMMITS_BETWEEN == 0
-        if due:
+        if self.table.version() == 0 or self.table.version() % COMMITS_BETWEEN:
+            return False
+        try:
             self.table.optimize.compact(target_size=FILE_BYTES, writer_properties=IN_GROUPS)
-        return due
+        except CommitFailedError:  # another writer compacts the same files
+            return False
+        return True
 
     def _away(self, what: str, next_step: str) -> SinkAway:
         return SinkAway(what, where=str(self.path), next_step=next_step)
