@@ -27,6 +27,7 @@ from stateside.billing.invoicing.documents import ADDED, DOCUMENTS
 from stateside.billing.invoicing.invoice_sink import BillingSink, Frontier, Swept
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
+from stateside.billing.pipeline import app, at_least_once
 from stateside.billing.plans.file import load_plans
 from stateside.billing.rating.rating import events_table, rate
 from stateside.core.errors import ArchiveInvalid, SinkAway
@@ -262,7 +263,12 @@ def test_two_generations_that_seal_at_a_time_store_each_document_once(story: Lay
         old, new = old.run(end), new.run(end) if end > new.position else new
     assert told(story) == EXPECTED and dead(story) == [*DEAD, *AGAIN, DEAD_LAST]
     assert old.open == new.open
-    assert (second.view("bill").root / "plans.json").exists() and is_keyed(BillingSink.of)
+    assert (second.view("bill").root / "plans.json").exists()
+
+
+def test_only_the_guarded_sink_is_declared_to_recognise_rows() -> None:
+    """So bills without the guard, which a second generation would double, cannot be folded again."""
+    assert [is_keyed(each.views["bill"].sink or BillingSink.of) for each in (app, at_least_once.app)] == [True, False]
 
 
 @not_in_fast("a whole story")
