@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from stateside.archive import ArchiveTable, TableSpec, table
+from stateside.archive.table import LOCK
 from stateside.core.errors import ArchiveInvalid, SinkAway
+from stateside.core.storage import try_lock
 
 SPEC = TableSpec("invoices", pa.schema([("customer", pa.string()), ("total", pa.int64())]))
 
@@ -78,3 +81,17 @@ def test_now_and_then_small_files_are_put_together(
     assert sorted(archive.read()["total"].to_pylist()) == list(range(20))
     assert archive.read(up_to_batch=4).num_rows == 5
     assert archive.opened().counter("batch") == 19
+
+
+def test_of_two_writers_that_compact_at_a_time_one_leaves_it_to_the_other(
+    archive: ArchiveTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "COMMITS_BETWEEN", 5)
+    for batch in range(5):
+        archive.opened().store(rows((f"c{batch}", batch)), batch, {"batch": batch})
+    one, other, third = (archive.opened() for _ in range(3))
+    lock = try_lock(one.path / LOCK)
+    assert lock is not None and not one.tidy(), "another one is at it"
+    os.close(lock)
+    assert (other.tidy(), third.tidy()) == (True, False), "Delta itself would have all rows twice"
+    assert sorted(archive.read()["total"].to_pylist()) == list(range(5))

@@ -93,7 +93,7 @@ class Folder:
     def explainer(self) -> Explainer:
         journal = FileLog(self.layout.journal)
         checkpoint = Checkpoint(Storage.at(self.layout.view("bill").checkpoint))
-        return Explainer(journal, BookKeeper(journal, None), checkpoint)
+        return Explainer(journal, BookKeeper(journal, None), lambda: checkpoint)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from stateside.billing.answers.document_store import DocumentStore
 from stateside.billing.invoicing.amounts import Amounts
 from stateside.billing.invoicing.documents import LATE, corrections, documents_table
 from stateside.billing.operations import delivery as delivering
-from stateside.billing.operations.delivery import Delivered, DocumentDelivery, body_of, only_one
+from stateside.billing.operations.delivery import Delivered, DocumentDelivery, body_of, mark_of, only_one, take_over
 from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused, StateError
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewGeneration
 from stateside.core.processes import Child, free_port
 from stateside.pipeline.sinks.http import open_endpoint
 from tests.pipeline.sinks.endpoint import Store, endpoint
@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def deliver(layout: Layout, url: str) -> DocumentDelivery:
-    return DocumentDelivery(DocumentStore.of(layout), open_endpoint(url, {}), layout.view("bill").mark("delivery-test"))
+    return DocumentDelivery(DocumentStore.of(layout), open_endpoint(url, {}), mark_of(layout, "test"))
 
 
 def numbers(store: Store) -> list[str]:
@@ -94,7 +94,7 @@ def test_it_holds_while_the_endpoint_is_away_and_goes_on_where_it_stood(
         made = DocumentDelivery(
             DocumentStore.of(layout),
             open_endpoint(url, {}),
-            layout.view("bill").mark("delivery-test"),
+            mark_of(layout, "test"),
             told=told.append,
         )
         store.answers += [(503, {}), (500, {}), (429, {})]
@@ -126,7 +126,7 @@ def test_a_refused_document_stops_delivery_and_nothing_overtakes_it(
 def test_without_an_endpoint_nothing_is_marked(bills: WrittenBills, layout: Layout) -> None:
     with pytest.raises(SinkAway):
         deliver(layout, f"http://127.0.0.1:{free_port()}/").step()
-    assert Delivered.load(layout.view("bill").mark("delivery-test")) == Delivered()
+    assert Delivered.load(mark_of(layout, "test")) == Delivered()
 
 
 def test_new_documents_are_found_and_old_files_not_read_again(
@@ -158,13 +158,26 @@ def test_new_documents_are_found_and_old_files_not_read_again(
 
 
 def test_two_deliveries_of_one_name_are_refused(layout: Layout) -> None:
-    mark = layout.view("bill").mark("delivery-test")
+    mark = mark_of(layout, "test")
     with only_one(mark), pytest.raises(PipelineRunning, match="--name"), only_one(mark):
         pass
 
 
+def test_the_mark_of_an_earlier_stateside_is_taken_over_whichever_generation_has_it(layout: Layout) -> None:
+    for number, notes in ((1, 2), (2, 0)):
+        folder = "bill" if number == 1 else f"bill/generations/{number}"
+        Delivered(7, notes).save(layout.at("bill", ViewGeneration(number, folder)).mark("delivery-test"))
+    take_over(layout, "test")
+    take_over(layout, "other")
+    assert Delivered.load(mark_of(layout, "test")) == Delivered(7, 2)
+    assert Delivered.load(mark_of(layout, "other")) == Delivered()
+    Delivered(8, 2).save(mark_of(layout, "test"))
+    take_over(layout, "test")
+    assert Delivered.load(mark_of(layout, "test")) == Delivered(8, 2)
+
+
 def test_a_damaged_mark_is_told(layout: Layout) -> None:
-    mark = layout.view("bill").mark("delivery-test")
+    mark = mark_of(layout, "test")
     mark.parent.mkdir(parents=True)
     mark.write_text("{")
     with pytest.raises(StateError, match="under the same keys"):

@@ -15,9 +15,12 @@ from stateside.billing.calendar import Cycle
 from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import DAY_US, HOUR_US, clock_tick, usage
 from stateside.billing.pipeline import app, app_without_deduplication, application, bill
+from stateside.billing.rating import reports
 from stateside.core.errors import PipelineFailed
-from stateside.core.layout import Layout
+from stateside.core.layout import Layout, ViewGeneration
+from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink
+from stateside.pipeline.view_plan import Planner
 from stateside.testing import Crash, rollup, run_to
 
 from .killed_driver import STORED
@@ -132,6 +135,20 @@ def test_a_future_dated_event_closes_nothing_and_a_tick_of_the_clock_alone_close
         ("emma", "2026-01@31", 300_000)
     ]
     assert stage.open_rows() == []
+
+
+def test_a_generation_that_is_filled_keeps_its_reports_to_itself(
+    spark: SparkSession, stage: Stage, tmp_path: Path
+) -> None:
+    """The first generation may be running, with reports of its own, which its sink deletes."""
+    layout, ticks = stage.layout, range(reports.EVENTS_MIN)
+    stage.append(SEALED_US, [clock_tick(SEALED_US, f"tick-{number}") for number in ticks])
+    second = Layout(layout.root, (layout.at("bill", ViewGeneration(2, "bill/generations/2")),))
+    frame = Planner(app, second, RunSettings(), second.pause).plan(app.views["bill"], spark).frame
+    writer = frame.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(tmp_path / "spark"))
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    written = [path.parent.relative_to(layout.root / "views") for path in (layout.root / "views").rglob("*-*")]
+    assert written == [Path("bill/generations/2/reports")]
 
 
 def test_late_events_become_notes_once_and_duplicates_count_once_whatever_crashes(

@@ -24,14 +24,16 @@ from stateside.archive import ArchiveTable
 from stateside.billing.book.book import BookKeeper
 from stateside.billing.invoicing import invoice_sink as sink_module
 from stateside.billing.invoicing.documents import ADDED, DOCUMENTS
-from stateside.billing.invoicing.invoice_sink import Frontier, Swept
+from stateside.billing.invoicing.invoice_sink import BillingSink, Frontier, Swept
 from stateside.billing.model import CLOCK, HOUR_US, clock_tick, usage
 from stateside.billing.money import round_micros
+from stateside.billing.pipeline import app, at_least_once
 from stateside.billing.plans.file import load_plans
 from stateside.billing.rating.rating import events_table, rate
-from stateside.core.errors import ArchiveInvalid
-from stateside.core.layout import Layout
+from stateside.core.errors import ArchiveInvalid, SinkAway
+from stateside.core.layout import Layout, ViewGeneration
 from stateside.journal import Event, FileLog
+from stateside.pipeline.sinks.sink import is_keyed
 from stateside.views.functions import FunctionTable
 from tests.billing.played import Crash, Query, append, crash_at, documents, sink
 from tests.billing.story import BATCHES, ENDS, OPENING, at
@@ -240,6 +242,33 @@ def test_a_query_that_begins_anew_in_mid_journal_bills_what_the_first_had_not_go
         ("I-000000003", "invoice", "olga", "2026-01", "EUR", 30_000, 2, None, ["9", "10"], True),
         ("N-000000001", "debit-note", "emma", "2026-01", "EUR", 10_000, 1, "I-000000001", ["8"], False),
     ]
+
+
+def test_two_generations_that_seal_at_a_time_store_each_document_once(story: Layout) -> None:
+    """The old one has decided what to store when the new one, which is filled beside it, stores the same first."""
+    second = Layout(story.root, (story.at("bill", ViewGeneration(2, "bill/generations/2")),))
+    old, new = Query(story), Query(second, "refolded").run(ENDS[3])
+    for end in ENDS[:4]:
+        old = old.run(end)
+
+    def overtake(step: int) -> None:
+        nonlocal new
+        if step == 4:
+            new = new.run(ENDS[4])
+
+    with pytest.raises(SinkAway, match="at the same time"):
+        old.run(ENDS[4], overtake)
+    assert len(documents(story)) == 2
+    for end in ENDS[4:]:
+        old, new = old.run(end), new.run(end) if end > new.position else new
+    assert told(story) == EXPECTED and dead(story) == [*DEAD, *AGAIN, DEAD_LAST]
+    assert old.open == new.open
+    assert (second.view("bill").root / "plans.json").exists()
+
+
+def test_only_the_guarded_sink_is_declared_to_recognise_rows() -> None:
+    """So bills without the guard, which a second generation would double, cannot be folded again."""
+    assert [is_keyed(each.views["bill"].sink or BillingSink.of) for each in (app, at_least_once.app)] == [True, False]
 
 
 @not_in_fast("a whole story")

@@ -26,6 +26,7 @@ very version, or not at all.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,13 @@ from deltalake.exceptions import (
 
 from stateside.archive.table_reader import MARK, files_of
 from stateside.core.errors import ArchiveInvalid, SinkAway
+from stateside.core.storage import try_lock
 
 BATCH_COLUMN = "sealed_batch"
 CONFLICTS_MAX = 20  # conflicts in a row with other writers before an insert gives up
 OnStep = Callable[[int], None]  # called with each numbered step as it is reached, except 4, invisible from outside
+# A lock in the table's folder: Delta lets two writers compact the same files, and the table then has their rows twice.
+LOCK = ".compaction.lock"
 COMMITS_BETWEEN = 50  # after so many commits small files are compacted,
 FILE_BYTES = 16 << 20  # up to about this size: larger files are left as they are
 # A lookup of one customer reads one row group: with a million invoices in one group it would read all of them.
@@ -103,10 +107,16 @@ class OpenedTable:
         Opening and reading a file costs about a millisecond, and every batch leaves some files: without compaction,
         reads would get slower without end. The compacted files stay on disk, for readers of older versions.
         """
-        due = self.table.version() > 0 and self.table.version() % COMMITS_BETWEEN == 0
-        if due:
-            self.table.optimize.compact(target_size=FILE_BYTES, writer_properties=IN_GROUPS)
-        return due
+        lock = try_lock(self.path / LOCK) if _is_due(self.table) else None
+        if lock is None:
+            return False
+        try:
+            newest = DeltaTable(self.path)
+            if due := _is_due(newest):  # not compacted by another writer meanwhile
+                newest.optimize.compact(target_size=FILE_BYTES, writer_properties=IN_GROUPS)
+            return due
+        finally:
+            os.close(lock)
 
     def _away(self, what: str, next_step: str) -> SinkAway:
         return SinkAway(what, where=str(self.path), next_step=next_step)
@@ -278,6 +288,10 @@ class ArchiveTable:
             where=str(self._path),
             next_step="Nothing was written. Bring the table back, then run again: the batch is repeated",
         )
+
+
+def _is_due(table: DeltaTable) -> bool:
+    return table.version() > 0 and table.version() % COMMITS_BETWEEN == 0
 
 
 def _noting(query: str, batch: int) -> CommitProperties:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -142,8 +142,9 @@ class FollowedTable:
     table is in its place.
     """
 
-    def __init__(self, path: Path, mark: Path) -> None:
-        self._path, self._mark = path, mark
+    def __init__(self, path: Path, mark: Path | Callable[[], Path]) -> None:
+        """`mark`: its path, or for a table that outlives generations the function that finds it in the current one."""
+        self._path, self._find_mark = path, mark
         self._lock = threading.Lock()
         self._table: DeltaTable | None = None
         self._id = ""
@@ -223,6 +224,10 @@ class FollowedTable:
             self._tell(str(error))
             raise
         self._tell(None)
+
+    @property
+    def _mark(self) -> Path:
+        return self._find_mark if isinstance(self._find_mark, Path) else self._find_mark()
 
     def _move_on(self) -> None:
         expected = MARK.read(self._mark)

@@ -415,16 +415,16 @@ def deliver(folder: Path, url: str, headers: tuple[str, ...], name: str, once: b
     Authorization=env:MY_SECRET.
     """
     from stateside.billing.answers.document_store import DocumentStore
-    from stateside.billing.model import VIEW
-    from stateside.billing.operations.delivery import DocumentDelivery, only_one
+    from stateside.billing.operations.delivery import DocumentDelivery, mark_of, only_one, take_over
     from stateside.pipeline.sinks.http import open_endpoint
 
     layout = _layout(folder)
     if not name.isidentifier():
         raise RequestInvalid(f"{name!r} is no name for a delivery", next_step="Use letters, digits and underscores")
-    mark = layout.view(VIEW).mark(f"delivery-{name}")
+    mark = mark_of(layout, name)
     endpoint = open_endpoint(url, _pairs(headers))
     with only_one(mark):
+        take_over(layout, name)
         delivery = DocumentDelivery(
             DocumentStore.of(layout), endpoint, mark, told=lambda text: click.echo(text, err=True)
         )

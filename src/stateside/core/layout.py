@@ -26,6 +26,7 @@ FOLDER/
   pause.next                  the same, for the queries that fill generations
   fields.json                 the payload fields declared by views, for the check of appends (`journal.payload`)
   clock.json                  the progress of billing's clock events
+  deliveries/NAME.json        which of billing's documents the endpoint NAME has
   views/VIEW/generations/N/   generation N of the view: the same files as its first one has in views/VIEW/ itself, and
                               tables/NAME/: its archive
   views/VIEW/checkpoint/      Spark's own files, written by Spark alone (except schema paths: `pipeline.view_query`)

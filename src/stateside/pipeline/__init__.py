@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stateside.pipeline.app import App, Function
     from stateside.pipeline.journal_source import JournalSource, JournalStreamReader, OffsetRange
     from stateside.pipeline.kafka_source import spark_options
-    from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+    from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory, ignore_step, keyed
     from stateside.pipeline.sources import JournalEvents, Reading, Source, kafka_journal
 else:
     __getattr__ = lazy(
@@ -20,7 +20,15 @@ else:
             "stateside.pipeline.app": ["App", "Function"],
             "stateside.pipeline.journal_source": ["JournalSource", "JournalStreamReader", "OffsetRange"],
             "stateside.pipeline.kafka_source": ["spark_options"],
-            "stateside.pipeline.sinks.sink": ["BatchId", "OnStep", "SinkContext", "SinkFactory", "ignore_step"],
+            "stateside.pipeline.sinks.sink": [
+                "BatchId",
+                "OnStep",
+                "Sink",
+                "SinkContext",
+                "SinkFactory",
+                "ignore_step",
+                "keyed",
+            ],
             "stateside.pipeline.sources": ["JournalEvents", "Reading", "Source", "kafka_journal"],
         },
     )
@@ -35,10 +43,12 @@ __all__ = [
     "OffsetRange",
     "OnStep",
     "Reading",
+    "Sink",
     "SinkContext",
     "SinkFactory",
     "Source",
     "ignore_step",
     "kafka_journal",
+    "keyed",
     "spark_options",
 ]

@@ -123,8 +123,11 @@ def apply(
     teller: Teller,
     wanted: ChangeSelection | None = None,
     on_step: OnStep = ignore_step,
+    session: SparkSession | None = None,
 ) -> None:
     """Make the changes, and go on as the run of the application if one was running.
+
+    A given `session` is left running at the end; without one the call starts and stops its own.
 
     ViewChanged if a view must be new, PipelineRunning while another process applies changes.
     """
@@ -136,7 +139,7 @@ def apply(
         )
     _refuse_new(app, layout, comparison.compare(app, layout), wanted)  # Spark takes seconds to start
     with signals() as came, suppress(_Stopped), ExitStack() as stack:
-        _Applying(app, layout, settings, teller, wanted, on_step, lambda: bool(came)).run(stack)
+        _Applying(app, layout, settings, teller, wanted, on_step, lambda: bool(came), session).run(stack)
 
 
 class _Applying:
@@ -151,7 +154,9 @@ class _Applying:
         wanted: ChangeSelection,
         on_step: OnStep,
         told_to_stop: Callable[[], bool],
+        session: SparkSession | None,
     ) -> None:
+        self._given_session = session
         self._app, self._layout, self._settings, self._teller = app, layout, settings, teller
         self._wanted, self._on_step, self._told_to_stop = wanted, on_step, told_to_stop
 
@@ -160,7 +165,7 @@ class _Applying:
         own = stack.enter_context(alone(self._layout, self._settings.lease_s_max))
         driver = os.open(self._layout.driver_lock, os.O_RDWR | os.O_CREAT, 0o666)  # locked later, for the JVM as well
         stack.callback(os.close, driver)
-        session = self._session(own, driver, stack)
+        session = self._given_session or self._session(own, driver, stack)
         self._on_step(1)
         plans, chosen = self._found(session)
         if not chosen:

@@ -25,7 +25,7 @@ from stateside.journal.backends.kafka import KafkaJournal
 from stateside.pipeline import migration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.declaration import Difference, difference, difference_before_spark, has_run
-from stateside.pipeline.sinks.delta import is_keyed
+from stateside.pipeline.sinks.sink import is_keyed
 from stateside.pipeline.sources import DataFrameSource, JournalEvents
 from stateside.pipeline.view_plan import PlannedView
 from stateside.views.catalogue import Catalogue

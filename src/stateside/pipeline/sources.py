@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stateside.core.errors import ViewInvalid
+from stateside.core.layout import ViewLayout
 from stateside.core.positions import Position
 from stateside.core.secrets import with_secrets
 from stateside.journal.topic_note import check_not_read
@@ -49,6 +50,7 @@ class Reading:
     refused: Path | None = None  # folder of refused events (`dead_letters`); None: each event is a row
     future_us_max: int | None = None  # events dated further beyond their append time are refused
     times: tuple[str, ...] = ()  # fields under the same limit (`watermarks`)
+    places: ViewLayout | None = None  # of the generation that reads
 
 
 class Source(Protocol):

@@ -89,7 +89,8 @@ class Planner:
         return LateSweep(view, self.app.source_of(view), reading, self.layout, column)
 
     def _reading(self, view: View) -> Reading:
-        file = pace_file(self.layout.view(view.name)) if self.settings.batch_target_ms else None
+        places = self.layout.view(view.name)
+        file = pace_file(places) if self.settings.batch_target_ms else None
         adapts = isinstance(self.app.source_of(view), JournalEvents)  # to the file; others have one limit for a start
         found = None if file is None or adapts else NEXT_BATCH.read_if_valid(file)
         return Reading(
@@ -101,8 +102,9 @@ class Planner:
             pause_ms=self.settings.batch_pause_ms,
             barrier_file=self.layout.barrier,
             limit_file=file,
-            refused=self.layout.view(view.name).refused,
+            refused=places.refused,
             future_us_max=self.settings.future_us_max,
+            places=places,
         )
 
 

@@ -103,21 +103,23 @@ class Api:
     """The handlers, with their readers of a folder."""
 
     def __init__(self, layout: Layout) -> None:
-        view, self._layout = layout.view(VIEW), layout
+        self._layout = layout
         self._issued = DocumentStore(followed(layout))
         self._sums = ArchiveSums(followed(layout))
         self._documents, self._summed = (DocumentArchive(lambda: self._cycles().values()) for _ in range(2))
         self._letters = DeadLetterReader.of(layout)
         self._audits = Audits(layout)
         self._paces = Paces(layout)
-        self._plans = PublishedPlans(lambda: load_plans(view), str(plan_file(view)))
+        self._plans = PublishedPlans(lambda: load_plans(layout.view(VIEW)), str(plan_file(layout.view(VIEW))))
 
     @cached_property
     def _explainer(self) -> Explainer:
         """Made when first asked: a server also starts where the journal is no bills', or has several partitions."""
-        view, journal = self._layout.view(VIEW), open_journal(self._layout.journal).log()
-        checkpoint = Checkpoint(Storage.at(view.checkpoint))
-        return Explainer(journal, BookKeeper(journal, view.root / "book"), checkpoint)
+        journal, book = open_journal(self._layout.journal).log(), self._layout.view(VIEW).root / "book"
+        return Explainer(journal, BookKeeper(journal, book), self._checkpoint)
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(Storage.at(self._layout.view(VIEW).checkpoint))
 
     async def bill(self, request: Request) -> Response:
         (customer,) = request.parts

@@ -365,9 +365,9 @@ class DocumentStore:
             yield from _documents(table.slice(start, _SLICE_ROWS).select(_COLUMNS))
 
 
-def followed(layout: Layout) -> FollowedTable:
-    """The table of documents, for readers."""
-    return FollowedTable(layout.table(DOCUMENTS.name), layout.view(VIEW).mark(DOCUMENTS.name))
+def followed(layout: Layout, table: str = DOCUMENTS.name) -> FollowedTable:
+    """The table of documents, or of dead letters, for readers: all generations of the view fill the same one."""
+    return FollowedTable(layout.table(table), lambda: layout.view(VIEW).mark(table))
 
 
 def _may_be_after(file: DataFile, invoices: int, notes: int) -> bool:

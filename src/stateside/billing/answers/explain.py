@@ -93,7 +93,8 @@ Chosen = list[tuple[Counted, str | None]]
 class Explainer:
     """Explains balances from a folder's journal. Thread-safe."""
 
-    def __init__(self, journal: Log, keeper: BookKeeper, checkpoint: Checkpoint) -> None:
+    def __init__(self, journal: Log, keeper: BookKeeper, checkpoint: Callable[[], Checkpoint]) -> None:
+        """`checkpoint` returns that of the view's current generation."""
         self._journal, self._keeper, self._checkpoint = journal, keeper, checkpoint
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[int, pa.Table]] = OrderedDict()
@@ -119,7 +120,7 @@ class Explainer:
 
     def _once(self, counted: list[Counted], stop: int, book: Book, period: BillPeriod) -> Iterator[Sequence[Counted]]:
         """The events that count while the period is open, after the query's de-duplication."""
-        if not deduplicates(self._checkpoint):
+        if not deduplicates(self._checkpoint()):
             yield counted
             return
         yield _firsts(counted)

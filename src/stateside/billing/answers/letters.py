@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateside.archive import FollowedTable
+from stateside.billing.answers.document_store import followed
 from stateside.billing.book.book import current_book
 from stateside.billing.invoicing.documents import DEAD_LETTERS, with_micros
 from stateside.billing.invoicing.repeats import REPEATED
-from stateside.billing.model import ASSIGN, PLAN, VIEW
+from stateside.billing.model import ASSIGN, PLAN
 from stateside.billing.rating.rating import PAYLOAD, events_table, rate
 from stateside.core import Clock, Layout, Position, SystemClock
 from stateside.core.errors import DocumentUnknown, EventRefused, RequestInvalid
@@ -71,7 +72,7 @@ class DeadLetterReader:
 
     @classmethod
     def of(cls, layout: Layout) -> DeadLetterReader:
-        return cls(FollowedTable(layout.table(DEAD_LETTERS.name), layout.view(VIEW).mark(DEAD_LETTERS.name)))
+        return cls(followed(layout, DEAD_LETTERS.name))
 
     def counts(self, before: int | None = None) -> dict[str, int]:
         """The number of dead letters by reason."""

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stateside.billing.answers.document_store import Document, DocumentStore
-from stateside.core import JsonFile, try_lock
+from stateside.billing.model import VIEW
+from stateside.core import JsonFile, Layout, try_lock
 from stateside.core.errors import PipelineRunning, SinkAway, SinkRefused
 
 if TYPE_CHECKING:
@@ -75,6 +76,19 @@ _MARK = JsonFile(
     lambda document: Delivered(**document),
     next_step="Bring it back, or delete it: then all documents are sent again, under the same keys",
 )
+
+
+def mark_of(layout: Layout, name: str) -> Path:
+    """The mark of the delivery with this name."""
+    return layout.root / "deliveries" / f"{name}.json"
+
+
+def take_over(layout: Layout, name: str) -> None:
+    """Make the mark from that of an earlier Stateside, which lies in the folder of some generation of the view."""
+    if not mark_of(layout, name).exists():
+        places = [each.mark(f"delivery-{name}") for each in layout.folders() if each.name == VIEW]
+        if found := [mark for mark in map(_MARK.read, places) if mark is not None]:
+            max(found, key=lambda mark: (mark.invoices, mark.notes)).save(mark_of(layout, name))
 
 
 class DocumentDelivery:

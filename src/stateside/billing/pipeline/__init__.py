@@ -79,8 +79,11 @@ AMOUNT = Computed("amount_micros", of="quantity", by=("plan", "type"))
 _NO_CLOCK = f"type != '{CLOCK}' or time < timestamp'1900-01-01 00:00:00'"
 
 
-def bill(rated: DataFrame, layout: Layout) -> DataFrame:
+def bill(rated: DataFrame, layout: Layout, *components: Column) -> DataFrame:
     """Quantity and number of events per customer, period, type and plan version, duplicates counted once.
+
+    `components` are further aggregates of the counted usage, with the columns of `KEY` and `quantity`; served and given
+    to the sink beside the others (`examples/connection_fee.py`).
 
     The watermark trails the newest event by the allowed lateness. When the watermark has passed a period's end, the
     period's rows leave the state and become the invoice. An id is remembered while its period is open; later repeats
@@ -89,7 +92,7 @@ def bill(rated: DataFrame, layout: Layout) -> DataFrame:
     tasks of one batch read such events, or the events lie in two open periods, another one may count, or both; the
     auditor then reports the events.
     """
-    return _summed(_with_periods(rated, layout, "id").dropDuplicates(["id", "period_end"]))
+    return _summed(_with_periods(rated, layout, "id").dropDuplicates(["id", "period_end"]), *components)
 
 
 def bill_of_all_events(rated: DataFrame, layout: Layout) -> DataFrame:
@@ -113,8 +116,8 @@ def _with_periods(rated: DataFrame, layout: Layout, *more: str) -> DataFrame:
     return with_period_end(counted).select(*more, "customer", "period_end", "type", "plan", "quantity")
 
 
-def _summed(usage: DataFrame) -> DataFrame:
-    return usage.groupBy(*KEY).agg(F.sum("quantity").alias("quantity"), F.count("*").alias("events"))
+def _summed(usage: DataFrame, *components: Column) -> DataFrame:
+    return usage.groupBy(*KEY).agg(F.sum("quantity").alias("quantity"), F.count("*").alias("events"), *components)
 
 
 app = application(bill)

@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateside.billing.model import VIEW
 from stateside.billing.pipeline import application, bill
 from stateside.billing.pipeline.source import ROWS_PER_TABLE, Rater
 from stateside.billing.rating.rating import events_of
-from stateside.core import Layout
 from stateside.core.errors import JournalCorrupt
 from stateside.journal import Log, open_journal
 from stateside.journal.backends.kafka import topic_of
@@ -50,8 +48,8 @@ class RatedTopic:
         options = {**spark_options(topic.options), "maxRecordsPerPartition": str(ROWS_PER_TABLE)}
         source = kafka_journal(topic.servers, topic.name, options=options, dead_letters=False)  # rating makes its own
         events = source.load(session, reading).select(*_COLUMNS)
-        view = Layout(reading.journal.parent).view(VIEW).root
-        rating = Rating(Rater(reading.journal, view, self.with_ids))
+        assert reading.places is not None, "a view reads"
+        rating = Rating(Rater(reading.journal, reading.places.root, self.with_ids))
         return events.mapInArrow(rating.rows, rating.rater.columns)
 
 

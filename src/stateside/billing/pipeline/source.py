@@ -23,10 +23,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from stateside.billing.book.book import BookKeeper
-from stateside.billing.model import VIEW
 from stateside.billing.rating.rating import events_of, joined, rate
 from stateside.billing.rating.reports import RatingReport, reports_of
-from stateside.core import Layout, ViewLayout
+from stateside.core import ViewLayout
 from stateside.journal import DurableEnd, open_journal
 from stateside.pipeline import JournalEvents, JournalSource, JournalStreamReader, OffsetRange, Reading
 
@@ -114,8 +113,8 @@ class RatedEvents(JournalEvents):
     def load(self, session: SparkSession, reading: Reading) -> DataFrame:
         """The rows, without a watermark."""
         session.dataSource.register(RatedSource)
-        view = Layout(reading.journal.parent).view(VIEW).root
-        options = {**self.options(reading), _VIEW: str(view), _WITH_IDS: str(self.with_ids).lower()}
+        assert reading.places is not None, "a view reads"
+        options = {**self.options(reading), _VIEW: str(reading.places.root), _WITH_IDS: str(self.with_ids).lower()}
         return session.readStream.format(FORMAT).options(**options).load()
 
 

@@ -25,7 +25,7 @@ import pyarrow.types as pt
 
 from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
-from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step, keyed
 
 if TYPE_CHECKING:
     from stateside.archive import ArchiveTable
@@ -48,19 +48,17 @@ def delta(
     if key is not None and not key:
         raise ViewInvalid(f"The table {table!r} has a key without columns", next_step="Name them, or leave key= out")
     opening = Opening(table, tuple(key or ()), tuple(partition_by), sealed=False, on_step=on_step)
-    return opening.open
+
+    def opened(context: SinkContext) -> DeltaSink:
+        return opening.open(context)
+
+    return keyed(opened) if key else opened
 
 
 def archive_sink(table: str, *, partition_by: Sequence[str] = (), on_step: OnStep = ignore_step) -> SinkFactory:
     """The sink of a view's archive: closed rows are appended with the batch that closed them, `sealed_batch`."""
     _check_name(table)
     return Opening(table, (), tuple(partition_by), sealed=True, on_step=on_step).open
-
-
-def is_keyed(sink: SinkFactory) -> bool:
-    """Whether a sink recognises rows by their own key, so that another query with the same rows adds nothing."""
-    opening = getattr(sink, "__self__", None)
-    return isinstance(opening, Opening) and bool(opening.key)
 
 
 @dataclass(frozen=True, slots=True)

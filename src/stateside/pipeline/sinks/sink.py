@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -62,6 +62,23 @@ class Sink(Protocol):
 
 
 SinkFactory = Callable[[SinkContext], Sink]
+Opens = TypeVar("Opens", bound=Callable[..., Sink])
+_KEYED = "recognises_rows"
+
+
+def keyed(factory: Opens) -> Opens:
+    """Declare that the factory's sinks recognise rows by their own identity, whichever query brings them.
+
+    So a view with such a sink can be folded again: of a new query, which cuts the same events into other batches, the
+    sink stores nothing that it has. The old query may still run meanwhile, and store rows in another process.
+    """
+    setattr(factory, _KEYED, True)
+    return factory
+
+
+def is_keyed(factory: SinkFactory) -> bool:
+    """Whether the factory was declared as `keyed`."""
+    return getattr(factory, _KEYED, False) is True
 
 
 def stays_inside(factory: SinkFactory) -> bool:
