@@ -14,14 +14,17 @@ from stateside.core.layout import POINTERS, Layout
 from stateside.journal import Event
 from stateside.pipeline import comparison
 from stateside.pipeline.apply import register, switched
+from stateside.pipeline.declaration import state_partitions
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.view_plan import Planner
 from stateside.replica.tail import Tail
+from stateside.serving.health.status import newest_batches
 from stateside.serving.rows.floor import Floor
 from stateside.serving.rows.relation import Relation
 from stateside.serving.rows.row_query import RowQuery, page
 from stateside.serving.rows.view_readers import ViewReaders
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS
 from stateside.testing import append, rows, run_to
 from stateside.views.view_generations import alone
 
@@ -62,17 +65,18 @@ def sums_and_counts(events: DataFrame) -> DataFrame:
     return grouped.agg(F.sum("seconds").alias("seconds"), F.count("*").alias("visits"))
 
 
-def apply_here(changed: stateside.App, layout: Layout, session: SparkSession) -> None:
+def apply_here(changed: stateside.App, layout: Layout, session: SparkSession, partitions: int = 0) -> None:
     """The steps of `apply` in this process's session, while nothing runs."""
-    planner = Planner(changed, layout, RunSettings(), layout.pause)
+    settings = RunSettings(partitions=partitions)
+    planner = Planner(changed, layout, settings, layout.pause)
     plans = {name: planner.plan(view, session) for name, view in changed.views.items()}
     found = comparison.compare(changed, layout, lambda view: plans[view.name])
     assert [each.verdict for each in found] == ["needs a backfill"]
     with alone(layout) as lock:
-        register(layout, plans, ())
+        register(layout, plans, (), partitions)
         pointers = layout.pointers()
         pinned = [layout.at(name, pointer.next) for name, pointer in pointers.items() if pointer.next]
-        with Runner(changed, Layout(layout.root, tuple(pinned)), session=session, lock=lock) as runner:
+        with Runner(changed, Layout(layout.root, tuple(pinned)), settings, session=session, lock=lock) as runner:
             runner.run_to_end()
         POINTERS.write(layout.generations, switched(pointers, found))
 
@@ -106,6 +110,22 @@ def test_a_new_generation_has_an_archive_of_its_own(spark: SparkSession, layout:
     append(layout, events(30, 6))
     run_to(app(sums_and_counts, archive="closed"), layout, spark)
     assert len(all_rows(layout)) == 12, "it goes on in its own table"
+
+
+def test_a_new_generation_has_as_many_partitions_as_the_one_before_unless_told_otherwise(
+    spark: SparkSession, layout: Layout
+) -> None:
+    append(layout, events(0, 6))
+    with Runner(app(sums), layout, RunSettings(partitions=1), session=spark) as runner:
+        runner.run_to_end()
+    assert state_partitions(layout.view("hours")) == 1
+    *_, last = newest_batches(layout.view("hours").progress)
+    assert (last["partitions"], last["cores"]) == (1, spark.sparkContext.defaultParallelism)
+    apply_here(app(sums_and_counts), layout, spark)
+    assert state_partitions(layout.view("hours")) == 1
+    apply_here(app(sums), layout, spark, partitions=3)
+    assert state_partitions(layout.view("hours")) == 3, "not the kept generation, which has one"
+    assert spark.conf.get(SHUFFLE_PARTITIONS) == str(spark.sparkContext.defaultParallelism)
 
 
 def test_a_sink_with_a_key_gets_no_row_twice(spark: SparkSession, layout: Layout) -> None:

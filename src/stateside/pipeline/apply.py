@@ -168,7 +168,7 @@ class _Applying:
             return
         migrated = [each.view for each in chosen if each.migrated]
         made = {each.view: plans[each.view] for each in chosen if each.filled or each.migrated}
-        register(self._layout, made, {*self._wanted.refold, *migrated})
+        register(self._layout, made, {*self._wanted.refold, *migrated}, self._settings.partitions)
         with self._filling([each.view for each in chosen if each.filled], session, own) as catch_up:
             self._on_step(2)
             catch_up()
@@ -328,13 +328,16 @@ class _Applying:
             lead_until(runner, self._layout, self._told_to_stop, self._teller)
 
 
-def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str]) -> None:
-    """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration."""
+def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str], partitions: int = 0) -> None:
+    """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration.
+
+    With a number of `partitions` only a generation with as many is resumed.
+    """
     pointers = layout.pointers()
     for name, planned in plans.items():
         pointer = pointers.get(name) or ViewPointer(ViewGeneration(1, name) if _has_run(layout, name) else None)
         usable = [each for each in pointer.kept if name not in refold and _has_run(layout, name, each)]
-        found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each))]
+        found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each), partitions)]
         pointers[name] = replace(pointer, next=found[0] if found else new_generation(layout, name, pointer))
     POINTERS.write(layout.generations, pointers)
     for name in plans:
@@ -346,9 +349,13 @@ def _has_run(layout: Layout, name: str, generation: ViewGeneration | None = None
     return declaration.has_run(layout.view(name) if generation is None else layout.at(name, generation))
 
 
-def _fits(planned: PlannedView, places: ViewLayout) -> bool:
+def _fits(planned: PlannedView, places: ViewLayout, partitions: int) -> bool:
     """Whether a generation was, or can be, filled by this query."""
-    return not declaration.has_run(places) or declaration.difference(planned.catalogue, planned.text, places) is None
+    if not declaration.has_run(places):
+        return True
+    if partitions and declaration.state_partitions(places) not in (None, partitions):
+        return False
+    return declaration.difference(planned.catalogue, planned.text, places) is None
 
 
 def _next(pointer: ViewPointer) -> ViewGeneration:
