@@ -156,6 +156,7 @@ class Runner:
 
     def _start_queries(self, session: SparkSession, stack: ExitStack) -> None:
         with self._as_leader():
+            self._check_names(session)
             for view in self._app.views.values():
                 query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
                 self._start(query, session)
@@ -169,10 +170,19 @@ class Runner:
         try:
             query.start()
         except ViewChanged:
-            planner = Planner(self._app, self._layout, self._settings, self._pause)
-            found = comparison.compare(self._app, self._layout, lambda view: planner.plan(view, session))
-            comparison.refuse(self._app, self._layout, found, accept_changes=self._settings.accept_changes)
+            self._refuse_changes(session)
             raise
+
+    def _check_names(self, session: SparkSession) -> None:
+        """ViewChanged if a view was renamed: under the new name its events would be folded, and delivered, again."""
+        declared, known = self._app.views.keys(), comparison.known_views(self._layout).keys()
+        if not self._layout.pinned and declared - known and known - declared:
+            self._refuse_changes(session)
+
+    def _refuse_changes(self, session: SparkSession) -> None:
+        planner = Planner(self._app, self._layout, self._settings, self._pause)
+        found = comparison.compare(self._app, self._layout, lambda view: planner.plan(view, session))
+        comparison.refuse(self._app, self._layout, found, accept_changes=self._settings.accept_changes)
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:
