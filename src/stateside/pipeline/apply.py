@@ -43,10 +43,10 @@ from stateside.core.storage import Storage, try_lock_open, unlock_open, write_at
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
 from stateside.pipeline import comparison, declaration
-from stateside.pipeline.app import App
+from stateside.pipeline.app import App, View
 from stateside.pipeline.comparison import ViewChange
 from stateside.pipeline.foreground import Teller, lead, lead_until, needs_lease, run_leader, standing_by
-from stateside.pipeline.migration import StateMigration
+from stateside.pipeline.migration import StateMigration, finished_batch
 from stateside.pipeline.runner import Runner, check_app, note_removed_views
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
@@ -123,10 +123,12 @@ def apply(
     teller: Teller,
     wanted: ChangeSelection | None = None,
     on_step: OnStep = ignore_step,
+    session: SparkSession | None = None,
 ) -> None:
     """Make the changes, and go on as the run of the application if one was running.
 
-    ViewChanged if a view must be new, PipelineRunning while another process applies changes.
+    A given `session` is left running. ViewChanged if a view must be new, PipelineRunning while another process applies
+    changes.
     """
     check_app(app)
     layout, wanted = Layout(folder), wanted or ChangeSelection()
@@ -136,7 +138,7 @@ def apply(
         )
     _refuse_new(app, layout, comparison.compare(app, layout), wanted)  # Spark takes seconds to start
     with signals() as came, suppress(_Stopped), ExitStack() as stack:
-        _Applying(app, layout, settings, teller, wanted, on_step, lambda: bool(came)).run(stack)
+        _Applying(app, layout, settings, teller, wanted, on_step, lambda: bool(came), session).run(stack)
 
 
 class _Applying:
@@ -151,7 +153,9 @@ class _Applying:
         wanted: ChangeSelection,
         on_step: OnStep,
         told_to_stop: Callable[[], bool],
+        session: SparkSession | None,
     ) -> None:
+        self._given_session = session
         self._app, self._layout, self._settings, self._teller = app, layout, settings, teller
         self._wanted, self._on_step, self._told_to_stop = wanted, on_step, told_to_stop
 
@@ -192,6 +196,8 @@ class _Applying:
             note_removed_views(self._app, self._layout)
 
     def _session(self, own: int, driver: int, stack: ExitStack) -> SparkSession:
+        if self._given_session is not None:
+            return self._given_session
         session = start_session(
             self._app.name,
             self._layout.spark / "apply",
@@ -227,24 +233,33 @@ class _Applying:
 
         The function returns the seconds that this took.
         """
-        if not names:
-            yield lambda: 0.0
-            return
-        pointers = self._layout.pointers()
-        pinned = tuple(self._layout.at(name, _next(pointers[name])) for name in names)
-        settings = replace(self._settings, **AT_FULL_SPEED)
-        part, layout = comparison.part_of(self._app, names), Layout(self._layout.root, pinned)
-        tell = _Progress(self._teller).tell
-        with Runner(part, layout, settings, session=session, on_beat=tell, lock=own) as runner:
+        tell, skipping = _Progress(self._teller).tell, [name for name in names if self._skips(name)]
+
+        def runner(names: Sequence[str], stop_at: Position | None = None) -> Runner:
+            pointers, settings = self._layout.pointers(), replace(self._settings, **AT_FULL_SPEED, stop_at=stop_at)
+            layout = Layout(self._layout.root, tuple(self._layout.at(name, _next(pointers[name])) for name in names))
+            part = comparison.part_of(self._app, names)
+            return Runner(part, layout, settings, session=session, on_beat=tell, lock=own)
+
+        with ExitStack() as stack:
+            others = [name for name in names if name not in skipping]
+            running = [stack.enter_context(runner(others))] if others else []
 
             def catch_up() -> float:
                 began_s = time.monotonic()
-                runner.run_to_end(self._told_to_stop)
+                for each in running:
+                    each.run_to_end(self._told_to_stop)
+                for name in skipping:  # no further than the old one: later rows are for its sink to get
+                    with runner([name], _position(self._layout.view(name))) as one:
+                        one.run_to_end(self._told_to_stop)
                 if self._told_to_stop():
                     raise _Stopped
                 return time.monotonic() - began_s
 
             yield catch_up
+
+    def _skips(self, name: str) -> bool:
+        return self._app.views[name].skips and self._layout.pointers()[name].current is not None
 
     def _migrate(self, name: str, session: SparkSession) -> None:
         """Carry a view's state over to the generation that step 1 has made for it."""
@@ -310,6 +325,8 @@ class _Applying:
         before = layout.pointers()
         for name in (each.view for each in chosen if each.filled or each.migrated):
             _check_covers(layout, name, before[name])
+            if self._skips(name):
+                _check_delivered_to(self._app.views[name], layout.view(name), layout.at(name, _next(before[name])))
         after = switched(before, chosen)
         POINTERS.write(layout.generations, after)
         sweep(self._layout)
@@ -386,6 +403,20 @@ def _check_covers(layout: Layout, name: str, pointer: ViewPointer) -> None:
             f"The new generation of the view {name!r} stands at {new}, and the old one at {old}",
             where=str(layout.root),
             next_step="Repeat the command: nothing was switched",
+        )
+
+
+def _check_delivered_to(view: View, old: ViewLayout, new: ViewLayout) -> None:
+    """The sink has the rows of all batches up to the position of both generations, and none beyond it."""
+    checkpoint = Checkpoint(Storage.at(old.checkpoint))
+    last = finished_batch(checkpoint, view.name)
+    finished_batch(Checkpoint(Storage.at(new.checkpoint)), view.name)
+    closes = view.rows == "closed" and any(map(checkpoint.aggregates, checkpoint.operators()))
+    if _position(new) != _position(old) or (closes and last.watermark_us != checkpoint.plan(last.batch).watermark_us):
+        raise PipelineFailed(
+            f"The sink of the view {view.name!r} does not have all rows up to {_position(new)}",
+            where=str(old.root),
+            next_step="Nothing was switched. Run the application, as it was, with --until-caught-up; then repeat this",
         )
 
 

@@ -134,8 +134,11 @@ def _obstacle(app: App, layout: Layout, view: View, places: ViewLayout) -> str |
         return "its source cannot be read again from the beginning"
     if isinstance(source, JournalEvents) and source.start is None and (begin := _begin(layout)):
         return f"retention has dropped its first {begin:,} events"
-    if view.sink is not None and view.backfill != "deliver" and not is_keyed(view.sink):
-        return "its sink would get all rows a second time, and has no key: declare backfill='deliver' if that is right"
+    sinks = [sink for sink in (view.sink, view.late) if callable(sink)]
+    if view.skips and sinks and not isinstance(source, JournalEvents):
+        return "only a journal is read again up to where its sink is: backfill='skip' is not possible"
+    if not view.skips and view.backfill != "deliver" and not all(map(is_keyed, sinks)):
+        return "its sink would get all rows a second time, and has no key: declare backfill='deliver' or 'skip'"
     return None
 
 

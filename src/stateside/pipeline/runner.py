@@ -96,6 +96,7 @@ class Runner:
         self._journal_end = Position.of({})  # the last known end; owned by the heartbeat thread
         self._noted: set[str] = set()  # views whose journal is written down; of the same thread
         self.caught_up = False  # with `until_caught_up`: every view has the events that its source had at the start
+        self.hands_over = False  # to a process that applies a change: the stop also waits for batches that close rows
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -226,8 +227,11 @@ class Runner:
             return
         for query in self._queries:
             query.hold_no_longer()
-        quiet = wait_until(lambda: all(q.quiet() for q in self._queries), self._settings.stop_s_max, _STOP_POLL_S)
-        if not quiet:
+
+        def quiet() -> bool:
+            return all(query.quiet(closed=self.hands_over) for query in self._queries)
+
+        if not wait_until(quiet, self._settings.stop_s_max, _STOP_POLL_S):
             log.warning("stopping in the middle of a batch, which the next run repeats")
 
     def _beat(self) -> None:

@@ -321,6 +321,7 @@ class ViewQuery:
         self._replay: Replay | None = None  # None without a sink: nothing was delivered
         self.replays = False
         self._tasks: int | None = None  # the state's partitions, known after a batch; 0 if it cannot have several
+        self._skips = view.skips and bool(layout.pinned)  # in a backfill
         self._verified = view.key is None
         self._failed: str | None = None
         self._caught_up = False
@@ -345,7 +346,8 @@ class ViewQuery:
             writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
             may_write = always if self._leadership is None else self._leadership.check
-            self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write, late)
+            delivered = None if self._skips else sink
+            self._delivery = BatchDelivery(delivered, self._checkpoint, self._settings.hold_s_max, may_write, late)
             mode = "update" if sink is None else _OUTPUT_MODES[self.view.rows]
             writer = writer.outputMode(mode).foreachBatch(self._delivery)
             self._replay = Replay(self.places.replayed, self._checkpoint)
@@ -485,10 +487,10 @@ class ViewQuery:
                 raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
             return False
 
-    def quiet(self) -> bool:
-        """Whether no batch is running: the query waits for data, or has ended."""
+    def quiet(self, *, closed: bool = False) -> bool:
+        """Whether no batch is running, and with `closed` none is due that only closes rows."""
         try:
-            return self._query is None or not self._query.isActive or rests(self._query)
+            return self._query is None or not self._query.isActive or (waits if closed else rests)(self._query)
         except (Py4JError, OSError):
             return True
 
@@ -563,6 +565,8 @@ class ViewQuery:
         factory = archive_sink(f"{view.archive}_corrections") if view.late == "corrections" else view.late
         schema = to_arrow_schema(plan.frame.schema, timezone="UTC")
         sink = factory(SinkContext(self._layout, view.name, schema)) if callable(factory) else None
+        if self._skips and sink is not None:
+            return None
 
         def deliver(batch: BatchId) -> None:
             query = self._query

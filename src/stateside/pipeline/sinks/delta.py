@@ -103,13 +103,14 @@ class Opening:
         self._check_types(context.schema)
         place = places.table(self.name) if self.sealed else context.layout.table(self.name)
         table = ArchiveTable(place, spec, places.mark(self.name), self.on_step)
-        if not self.key and not (places.checkpoint / "metadata").exists() and table.count():
+        known = (places.checkpoint / "metadata").exists() or context.again
+        if not self.key and not known and table.count():
             raise ArchiveInvalid(
                 f"The table {self.name!r} has rows, but the checkpoint of the query that stored them is gone",
                 where=str(places.checkpoint),
                 next_step="Bring the checkpoint back, or move table and view folder away to begin again",
             )
-        table.create(take_over=bool(self.key))
+        table.create(take_over=bool(self.key) or context.again)
         table.check_schema()
         return DeltaSink(table, self.key)
 

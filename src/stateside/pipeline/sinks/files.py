@@ -65,7 +65,8 @@ class _Opening:
 
     def open(self, context: SinkContext) -> FilesSink:
         _check_format(context.schema, self.format)
-        folder = SinkFolder.open(context.layout.files(self.path), context.layout.view(context.view))
+        place, view = context.layout.files(self.path), context.layout.view(context.view)
+        folder = SinkFolder.open(place, view, again=context.again)
         return FilesSink(folder, self.format, self.on_step)
 
 
@@ -115,7 +116,7 @@ class SinkFolder:
     mark: Path
 
     @classmethod
-    def open(cls, path: Path, view: ViewLayout) -> SinkFolder:
+    def open(cls, path: Path, view: ViewLayout, *, again: bool = False) -> SinkFolder:
         """The folder at this path, created if the view has never had one.
 
         ArchiveInvalid if the folder has files, but the mark or the checkpoint of the query that wrote the files is
@@ -124,13 +125,13 @@ class SinkFolder:
         name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # ungated: the same for every leader
         folder = cls(path, view.mark(f"files-{name}"))
         if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
-            folder._begin(view)
+            folder._begin(view, again)
         return folder
 
-    def _begin(self, view: ViewLayout) -> None:
+    def _begin(self, view: ViewLayout, again: bool) -> None:
         if self.mark.exists():
             self.check()  # a folder that is away may have files
-        if self.has_files():
+        if self.has_files() and not again:
             raise self._filled(view)
         if not self.mark.exists():
             self.create()

@@ -48,6 +48,12 @@ class SinkContext:
     view: str
     schema: pa.Schema  # of the rows to come
 
+    @property
+    def again(self) -> bool:
+        """Whether a changed view is being folded again: the sink has rows of the generation before, as declared."""
+        before = Layout(self.layout.root).view(self.view)
+        return before != self.layout.view(self.view) and (before.checkpoint / "metadata").exists()
+
 
 class Sink(Protocol):
     """Takes a query's rows, batch by batch."""
