@@ -70,6 +70,7 @@ AT_FULL_SPEED: dict[str, Any] = {  # settings of a backfill
     "until_caught_up": False,
 }
 ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
+HOLD_S_MAX = 60.0  # a backfill waits so long for what is away, a disk with room for example, then counts restarts
 HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
 _POLL_S = 0.05
 
@@ -236,7 +237,8 @@ class _Applying:
         tell, skipping = _Progress(self._teller).tell, [name for name in names if self._skips(name)]
 
         def runner(names: Sequence[str], stop_at: Position | None = None) -> Runner:
-            pointers, settings = self._layout.pointers(), replace(self._settings, **AT_FULL_SPEED, stop_at=stop_at)
+            pointers, hold_s_max = self._layout.pointers(), min(self._settings.hold_s_max, HOLD_S_MAX)
+            settings = replace(self._settings, **AT_FULL_SPEED, hold_s_max=hold_s_max, stop_at=stop_at)
             layout = Layout(self._layout.root, tuple(self._layout.at(name, _next(pointers[name])) for name in names))
             part = comparison.part_of(self._app, names)
             return Runner(part, layout, settings, session=session, on_beat=tell, lock=own)
@@ -247,11 +249,12 @@ class _Applying:
 
             def catch_up() -> float:
                 began_s = time.monotonic()
-                for each in running:
-                    each.run_to_end(self._told_to_stop)
-                for name in skipping:  # no further than the old one: later rows are for its sink to get
-                    with runner([name], _position(self._layout.view(name))) as one:
-                        one.run_to_end(self._told_to_stop)
+                with _resumable():
+                    for each in running:
+                        each.run_to_end(self._told_to_stop)
+                    for name in skipping:  # no further than the old one: later rows are for its sink to get
+                        with runner([name], _position(self._layout.view(name))) as one:
+                            one.run_to_end(self._told_to_stop)
                 if self._told_to_stop():
                     raise _Stopped
                 return time.monotonic() - began_s
@@ -343,6 +346,18 @@ class _Applying:
             return
         with runner:
             lead_until(runner, self._layout, self._told_to_stop, self._teller)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except PipelineFailed as error:
+        raise type(error)(
+            error.what,
+            where=error.where,
+            next_step="Nothing was switched. Mend the cause and repeat this command, which resumes the backfill",
+        ) from error
 
 
 def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str], partitions: int = 0) -> None:
@@ -448,9 +463,12 @@ class _Progress:
     """Reports each batch of a backfill."""
 
     def __init__(self, teller: Teller) -> None:
-        self._teller, self._events = teller, dict[str, int]()
+        self._teller, self._events, self._why = teller, dict[str, int](), dict[str, str | None]()
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        if heartbeat.why not in (None, self._why.get(view)):
+            self._teller.note(f"{view}: {heartbeat.state}: {heartbeat.why}")
+        self._why[view] = heartbeat.why
         for progress in finished:
             self._events[view] = self._events.get(view, 0) + progress["numInputRows"]
             if progress["numInputRows"]:
