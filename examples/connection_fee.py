@@ -25,7 +25,7 @@ from stateside.billing.invoicing.invoice_sink import BillingSink
 from stateside.billing.model import VIEW
 from stateside.billing.pipeline import KEY, application, bill
 from stateside.core import Layout
-from stateside.pipeline import BatchId, Sink, SinkContext, keyed
+from stateside.pipeline import BatchId, Sink, SinkContext, inside, keyed
 
 FEE_MICROS = 50_000
 COLUMNS = (*KEY, "fee_micros")
@@ -43,6 +43,7 @@ class InvoicesAndFees:
         self.invoices.write(rows, batch)
 
 
+@inside
 @keyed
 def invoices_and_fees(context: SinkContext) -> InvoicesAndFees:
     """A row of fees has the key of its line, so no other query stores it again."""

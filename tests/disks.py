@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,16 +14,34 @@ from tests.waiting import wait_until
 
 
 @contextmanager
-def mounted(folder: Path, size: str = "6m") -> Iterator[Path]:
-    """An empty disk of this size at a new folder; the test is skipped where none can be mounted."""
+def mounted(folder: Path, size: str = "6m", *, image: bool = False) -> Iterator[Path]:
+    """An empty disk of this size at a new folder; the test is skipped where none can be mounted.
+
+    With an `image` it can be `frozen`.
+    """
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "small", str(folder)], capture_output=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "small", str(folder)]
+    if image:
+        file = folder.with_suffix(".img")
+        made = "truncate -s {0} {1} && mkfs.ext4 -q {1} && mount -o loop {1} {2}"
+        command = ["sh", "-c", made.format(size.upper(), shlex.quote(str(file)), shlex.quote(str(folder)))]
+    done = subprocess.run(command, capture_output=True)
     if done.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {done.stderr.decode().strip()}")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def frozen(disk: Path) -> Iterator[None]:
+    """Whoever writes to the disk waits meanwhile, without an error."""
+    subprocess.run(["fsfreeze", "--freeze", str(disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", str(disk)], check=True)
 
 
 def remount(disk: Path, option: str) -> None:

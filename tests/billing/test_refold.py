@@ -24,12 +24,12 @@ from stateside.billing.plans.file import plan_event
 from stateside.core.layout import Layout
 from stateside.core.processes import Child, free_port
 from stateside.journal import open_journal
-from stateside.pipeline.apply import drop
 from stateside.pipeline.foreground import LinesForPeople, lead_until
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.testing import run_to
 from stateside.views.heartbeat import Heartbeat
+from stateside.views.view_generations import drop
 from tests.billing.billed import version
 from tests.billing.played import append
 from tests.billing.story import BATCHES, at

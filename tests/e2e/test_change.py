@@ -23,6 +23,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import EXIT_FINAL, Child, free_port
 from stateside.journal import Event, JournalWriter, open_journal
+from stateside.pipeline.declaration import state_partitions
 from stateside.testing import rows as rows_of
 from stateside.views.heartbeat import Heartbeat
 from tests.docs.commands import commands
@@ -372,7 +373,11 @@ def test_a_renamed_view_keeps_its_state_a_new_one_is_filled_and_a_removed_one_sa
         "kinds": "new",
         "types": "removed",
     }
-    assert code == 0 and "stateside apply" in said
+    assert code == 1 and "stateside apply" in said
+    table = [line for line in said.splitlines() if line.startswith("  ") and "stateside" not in line]
+    code, said = shop.call("run", new)
+    assert code == EXIT_FINAL and "\n".join(table) in said and f"`stateside apply {new} --dir" in said, said
+    assert shop.layout.view("sums").root.exists() is False
     code, said = shop.call("apply", new)
     assert code == 0 and "events folded" in said, said
     assert [view.name for view in shop.layout.views()] == ["kinds", "sums", "types"]
@@ -428,7 +433,8 @@ def test_a_migration_that_fails_at_a_row_changes_nothing(shop: Shop) -> None:
 def test_a_rescale_killed_while_spark_repartitions_changes_nothing_and_is_repeated(shop: Shop) -> None:
     app = shop.version("app", NEW)
     shop.append(300)
-    shop.run_to_end(app, "total")
+    code, said = shop.call("run", app, "--until-caught-up", "--master", "local[3]")
+    assert code == 0 and state_partitions(shop.layout.view("total")) == 3, said
     killed = [sys.executable, "-c", KILLED_RESCALE, str(shop.layout.root)]
     ended = subprocess.run(killed, cwd=shop.code, capture_output=True, text=True, timeout=300)
     assert ended.returncode == -signal.SIGKILL, ended.stderr

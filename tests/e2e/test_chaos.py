@@ -38,7 +38,8 @@ EVERY_PART = scenario_of(
     SystemShape(journal="kafka", cluster=True),
     DRIVER_KILLED,
     replace(BROKER_KILLED, away_s=AWAY_S),
-    replace(together(WORKER_KILLED, STORE_AWAY, MASTER_KILLED, REPLICA_KILLED), away_s=AWAY_S),
+    replace(together(WORKER_KILLED, STORE_AWAY), away_s=AWAY_S),
+    replace(together(MASTER_KILLED, REPLICA_KILLED), away_s=AWAY_S),
 )
 
 

@@ -192,17 +192,19 @@ def test_the_control_room_is_not_live_while_the_job_is_stopped_or_answers_are_ol
         context.close()
 
 
-def test_a_removed_view_is_told_of_and_does_not_make_the_others_look_old(browsing: Browsing) -> None:
+def test_a_removed_view_and_few_partitions_are_findings_and_do_not_make_the_others_look_old(browsing: Browsing) -> None:
     status = httpx.get(f"{browsing.url}/v1/status").json()
     (bill,) = status["views"]
     stamp = {**bill["replica"]["stamp"], "age_ms": 3 * 86_400_000}
     job = {**bill["job"], "state": "removed", "heard_ms": 3 * 86_400_000}
     removed = {**bill, "view": "gone", "job": job, "replica": {**bill["replica"], "stamp": stamp, "rows": None}}
     context = browsing.context()
-    context.route("**/v1/status", partial(_answer, json.dumps({**status, "views": [bill, removed]})))
+    few = {**bill, "batches": [*bill["batches"][:-1], bill["batches"][-1] | {"cores": 16, "partitions": 2}]}
+    context.route("**/v1/status", partial(_answer, json.dumps({**status, "views": [few, removed]})))
     page = context.new_page()
     page.goto(f"{browsing.url}/control")
     expect(page.locator(".findings")).to_contain_text("gone is not declared any more")
+    expect(page.locator(".findings")).to_contain_text("A batch has 2 tasks for 16 cores")
     expect(page.locator(".fresh")).not_to_contain_text("gone")
     page.get_by_role("button", name="gone").click()
     expect(page.locator(".node").nth(1)).to_contain_text("Removed")

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors.exceptions.captured import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from stateside.core.errors import SinkAway
+import stateside
+from stateside.core.errors import PipelineFailed, SinkAway
 from stateside.core.layout import Layout
 from stateside.journal import Event
+from stateside.pipeline.apply import apply
+from stateside.pipeline.failures import Failure, judge
+from stateside.pipeline.foreground import LinesForPeople
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
-from stateside.pipeline.sinks.sink import BatchId
-from stateside.testing import append, rows
-from tests.disks import fill, mounted, remount
+from stateside.pipeline.sinks.sink import BatchId, OnStep, ignore_step
+from stateside.testing import append, rows, run_to
+from tests.disks import fill, frozen, mounted, remount
 from tests.pipeline.test_supervision import beat, commits, for_s, totals, until
 
 pytestmark = pytest.mark.spark
@@ -100,13 +108,77 @@ def test_a_view_whose_sink_and_checkpoint_are_away_waits_for_both(
     assert rows(layout, "total")[0]["total"] == 7
 
 
+def test_a_checkpoint_store_that_hangs_costs_freshness_only(
+    spark: SparkSession, layout: Layout, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "disk", "64m", image=True) as disk:
+        on_disk(layout, disk)
+        append(layout, orders(0, 3))
+        counting = Counting()
+        with Runner(totals(lambda _: counting), layout, NO_RESTARTS, session=spark) as runner:
+            until(lambda: commits(layout) != [] and beat(layout).state == "idle", runner)
+            before = commits(layout)
+            with frozen(disk):
+                append(layout, orders(3, 4))
+                for_s(1.5, runner)
+                assert commits(layout) == before
+            until(lambda: beat(layout).state == "idle" and counting.newest() == 7, runner)
+        assert all(len(found) <= 1 for found in counting.totals.values()), "no number is delivered a second time"
+        assert rows(layout, "total")[0]["total"] == 7
+
+
+def on_disk(layout: Layout, disk: Path) -> None:
+    """Have the views, but not the journal, on this disk."""
+    (disk / "views").mkdir()
+    layout.root.mkdir(parents=True)
+    (layout.root / "views").symlink_to(disk / "views")
+
+
+def test_a_full_disk_ends_a_backfill_which_then_goes_on(spark: SparkSession, layout: Layout, tmp_path: Path) -> None:
+    changed = stateside.App("shop", fields="amount long")
+
+    @changed.view(key=["entity"])
+    def total(events: DataFrame) -> DataFrame:
+        return events.groupBy("entity").agg(F.sum("amount").alias("total"), F.count("*").alias("orders"))
+
+    def fill_up(step: int) -> None:
+        if step == 3:  # a first round is done
+            append(layout, orders(3, 4))
+            fill(disk)
+
+    def apply_here(on_step: OnStep = ignore_step) -> None:
+        settings = RunSettings(restarts_max=0, hold_s_max=0)
+        apply(changed, layout.root, settings, LinesForPeople(sys.stderr), on_step=on_step, session=spark)
+
+    with mounted(tmp_path / "disk", "64m") as disk:
+        on_disk(layout, disk)
+        append(layout, orders(0, 3))
+        run_to(totals(), layout, spark)
+        assert rows(layout, "total") == [{"entity": "emma", "total": 3}]
+        with pytest.raises(PipelineFailed, match=r"No space left on device(?s:.*)repeat this command"):
+            apply_here(fill_up)
+        (disk / "ballast").unlink()
+        assert rows(layout, "total") == [{"entity": "emma", "total": 3}], "of the old generation"
+        begun = (layout.filling()[0].checkpoint / "commits" / "0").stat().st_mtime_ns
+        apply_here()
+        assert rows(layout, "total") == [{"entity": "emma", "total": 7, "orders": 7}]
+        first = layout.view("total").checkpoint / "commits" / "0"
+        assert first.stat().st_mtime_ns == begun, "it was not begun again"
+
+
+def test_a_full_disk_is_found_among_the_causes_of_spark_s_own_error(spark: SparkSession) -> None:
+    """A bug once: a state that could not be committed counted as a failure, and its message did not name the disk."""
+    java = cast(Any, spark._jvm).java
+    full = java.io.IOException("[CANNOT_COMMIT] Error writing files", java.io.IOException("No space left on device"))
+    failure = judge(StreamingQueryException("[CANNOT_COMMIT] Error writing files", "", full))
+    assert failure == Failure("No space left on device: [CANNOT_COMMIT] Error writing files", True, away=True)
+
+
 def test_a_view_waits_while_the_disk_of_its_checkpoint_is_full_or_may_not_be_written_to(
     spark: SparkSession, layout: Layout, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "disk", "64m") as disk:
-        (disk / "views").mkdir()
-        layout.root.mkdir(parents=True)
-        (layout.root / "views").symlink_to(disk / "views")
+        on_disk(layout, disk)
         append(layout, orders(0, 3))
         counting = Counting()
         with Runner(totals(lambda _: counting), layout, NO_RESTARTS, session=spark) as runner:

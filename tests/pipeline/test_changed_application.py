@@ -86,6 +86,15 @@ def test_the_table_has_the_reason_the_cost_and_the_command(shop: Layout) -> None
         ({"source": stateside.sources.stream(lambda session: spending(session))}, "cannot be read again"),
         ({"sink": stateside.sinks.journal()}, "would get all rows a second time"),
         ({"sink": stateside.sinks.delta("orders")}, "would get all rows a second time"),
+        ({"late": stateside.sinks.delta("orders")}, "would get all rows a second time"),
+        (
+            {
+                "sink": stateside.sinks.journal(),
+                "backfill": "skip",
+                "source": stateside.sources.files("in", fields="n int"),
+            },
+            "backfill='skip' is not possible",
+        ),
     ],
 )
 def test_a_view_that_cannot_be_folded_again_must_be_new(shop: Layout, changed: dict[str, Any], obstacle: str) -> None:
@@ -95,7 +104,12 @@ def test_a_view_that_cannot_be_folded_again_must_be_new(shop: Layout, changed: d
 
 @pytest.mark.parametrize(
     "changed",
-    [{"sink": stateside.sinks.delta("orders", key=["customer"])}, {"backfill": "deliver"}, {"archive": "old"}],
+    [
+        {"sink": stateside.sinks.delta("orders", key=["customer"])},
+        {"backfill": "deliver"},
+        {"backfill": "skip"},
+        {"archive": "old"},
+    ],
 )
 def test_a_sink_that_takes_rows_again_is_no_obstacle(shop: Layout, changed: dict[str, Any]) -> None:
     delivered = {"sink": stateside.sinks.journal(), **changed} if "archive" not in changed else changed

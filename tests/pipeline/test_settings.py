@@ -41,6 +41,7 @@ def test_what_spark_is_told_follows_from_the_settings() -> None:
     assert conf["spark.driver.memory"] == "3g"
     assert conf["spark.sql.shuffle.partitions"] == "7"
     assert conf["spark.sql.streaming.minBatchesToRetain"] == "50"
+    assert "spark.sql.shuffle.partitions" not in RunSettings().spark_conf(), "it follows the session's cores"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_what_spark_is_told_follows_from_the_settings() -> None:
         ({"zzz": 2}, "There are: profile, master"),
         ({"partitions": "2"}, "The setting partitions is '2' in the file. It must be a whole number."),
         ({"partitions": True}, "must be a whole number"),
-        ({"partitions": 0}, "must be 1 or more"),
+        ({"partitions": -1}, "must be 0 or more"),
         ({"hold_s_max": float("nan")}, "must be 0 or more"),
         ({"profile": "fast"}, "must be one of low-latency, throughput, large-state"),
         ({"accept_changes": "yes"}, "must be a true or false"),

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stateside.core.errors import GenerationGone, RequestInvalid, StateError, ViewUnknown
+from stateside.core.errors import GenerationGone, ReplicaInvalid, RequestInvalid, StateError, ViewUnknown
 from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
 from stateside.core.positions import Position
 from stateside.pipeline.apply import switched
@@ -215,6 +215,29 @@ def test_a_kept_generation_is_dropped_with_all_its_files(layout: Layout, folds: 
     assert [path.name for path in (layout.root / "views" / "counts").iterdir()] == ["generations"]
     assert rows(ViewReaders(layout)) == (2, {"word": "a", "count": 4, "sum": 40})
     assert drop(layout, "counts") == 0
+
+
+def test_a_dropped_generation_is_closed_after_its_last_snapshot(layout: Layout, folds: tuple[Fold, Fold]) -> None:
+    views, first, second = ViewReaders(layout), *(fold.view.replica for fold in folds)
+    assert rows(views)[0] == 1
+    before = views.get("counts")
+    folds[1].go_on(10, a=[4, 40])
+    switch(layout)
+    assert rows(views)[0] == 2 and open_files(first) and open_files(second)
+    with before.replica.snapshot() as snapshot:
+        drop(layout, "counts")
+        assert rows(views)[0] == 2
+        assert snapshot.count() == 2, "a reader under way is not disturbed"
+    assert not open_files(first) and open_files(second)
+    with pytest.raises(ReplicaInvalid, match="no longer kept"):
+        asyncio.run(before.rows(["a"]))
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files of this process in a folder: open ones, and mapped ones."""
+    links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [path for path in links + mapped if path.startswith(f"{folder}/")]
 
 
 def test_a_view_that_was_removed_is_dropped_whole(layout: Layout) -> None:

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from stateside.pipeline.app import App, Function
     from stateside.pipeline.journal_source import JournalSource, JournalStreamReader, OffsetRange
     from stateside.pipeline.kafka_source import spark_options
-    from stateside.pipeline.sinks.sink import BatchId, OnStep, Sink, SinkContext, SinkFactory, ignore_step, keyed
+    from stateside.pipeline.sinks.sink import (
+        BatchId,
+        OnStep,
+        Sink,
+        SinkContext,
+        SinkFactory,
+        ignore_step,
+        inside,
+        keyed,
+    )
     from stateside.pipeline.sources import JournalEvents, Reading, Source, kafka_journal
 else:
     __getattr__ = lazy(
@@ -27,6 +36,7 @@ else:
                 "SinkContext",
                 "SinkFactory",
                 "ignore_step",
+                "inside",
                 "keyed",
             ],
             "stateside.pipeline.sources": ["JournalEvents", "Reading", "Source", "kafka_journal"],
@@ -48,6 +58,7 @@ __all__ = [
     "SinkFactory",
     "Source",
     "ignore_step",
+    "inside",
     "kafka_journal",
     "keyed",
     "spark_options",

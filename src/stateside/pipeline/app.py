@@ -50,7 +50,7 @@ Function = Callable[["DataFrame"], "DataFrame"] | Callable[["DataFrame", Layout]
 Declared = TypeVar("Declared", bound=Function)
 Migration = Callable[[dict[str, Any]], Mapping[str, Any]]  # columns of the new state, from a row of the old one
 Migrating = TypeVar("Migrating", bound=Migration)
-Backfill = Literal["refuse", "deliver"]  # what a sink without a key does when its view is folded again
+Backfill = Literal["refuse", "deliver", "skip"]  # what a sink without a key gets when its view is folded again
 Late = Literal["count", "dead_letters", "corrections"]  # what becomes of late events, unless a sink takes them
 Rows = Literal["closed", "changed"]  # the rows for a view's sink: rows that left the state, or changed rows
 
@@ -77,6 +77,11 @@ class View:
     computed: tuple[Computed, ...] = ()
     backfill: Backfill = "refuse"
     late: Late | SinkFactory = "count"
+
+    @property
+    def skips(self) -> bool:
+        """Whether its sinks get nothing of a backfill; an archive always gets all rows."""
+        return self.backfill == "skip" and self.archive is None
 
     def query(self, events: DataFrame, layout: Layout) -> DataFrame:
         """Apply the function to the events, with the layout for a second parameter."""
@@ -125,7 +130,7 @@ class App:
         With an `archive` closed rows go, once, to the Delta table of this name, with the batch that closed them.
         When a changed view is folded again (docs/change.md), its archive gets a new table, and a sink with a key gets
         no row twice. A sink without a key would get all rows again: the change is refused, unless `backfill` is
-        "deliver".
+        "deliver"; or "skip", with which a sink gets nothing of the backfill, and goes on where it was.
 
         `late` events, whose row the watermark has closed before, are not in the view. They are counted; or become dead
         letters; or their aggregates, a row for each key and batch, go to a sink, or with `corrections` to the table

@@ -43,10 +43,10 @@ from stateside.core.storage import Storage, try_lock_open, unlock_open, write_at
 from stateside.core.wait import wait_until
 from stateside.leadership import Leadership
 from stateside.pipeline import comparison, declaration
-from stateside.pipeline.app import App
+from stateside.pipeline.app import App, View
 from stateside.pipeline.comparison import ViewChange
 from stateside.pipeline.foreground import Teller, lead, lead_until, needs_lease, run_leader, standing_by
-from stateside.pipeline.migration import StateMigration
+from stateside.pipeline.migration import StateMigration, finished_batch
 from stateside.pipeline.runner import Runner, check_app, note_removed_views
 from stateside.pipeline.session import jvm_pid, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
@@ -70,6 +70,7 @@ AT_FULL_SPEED: dict[str, Any] = {  # settings of a backfill
     "until_caught_up": False,
 }
 ROUND_S_MAX = 5.0  # a shorter round of catching up is the last one before the old job stops
+HOLD_S_MAX = 60.0  # a backfill waits so long for what is away, a disk with room for example, then counts restarts
 HANDOVER_S_MAX = 120.0  # for the old job's batch, and the end of its JVM
 _POLL_S = 0.05
 
@@ -165,7 +166,7 @@ class _Applying:
         own = stack.enter_context(alone(self._layout, self._settings.lease_s_max))
         driver = os.open(self._layout.driver_lock, os.O_RDWR | os.O_CREAT, 0o666)  # locked later, for the JVM as well
         stack.callback(os.close, driver)
-        session = self._given_session or self._session(own, driver, stack)
+        session = self._session(own, driver, stack)
         self._on_step(1)
         plans, chosen = self._found(session)
         if not chosen:
@@ -173,7 +174,7 @@ class _Applying:
             return
         migrated = [each.view for each in chosen if each.migrated]
         made = {each.view: plans[each.view] for each in chosen if each.filled or each.migrated}
-        register(self._layout, made, {*self._wanted.refold, *migrated})
+        register(self._layout, made, {*self._wanted.refold, *migrated}, self._settings.partitions)
         with self._filling([each.view for each in chosen if each.filled], session, own) as catch_up:
             self._on_step(2)
             catch_up()
@@ -197,6 +198,8 @@ class _Applying:
             note_removed_views(self._app, self._layout)
 
     def _session(self, own: int, driver: int, stack: ExitStack) -> SparkSession:
+        if self._given_session is not None:
+            return self._given_session
         session = start_session(
             self._app.name,
             self._layout.spark / "apply",
@@ -232,24 +235,35 @@ class _Applying:
 
         The function returns the seconds that this took.
         """
-        if not names:
-            yield lambda: 0.0
-            return
-        pointers = self._layout.pointers()
-        pinned = tuple(self._layout.at(name, _next(pointers[name])) for name in names)
-        settings = replace(self._settings, **AT_FULL_SPEED)
-        part, layout = comparison.part_of(self._app, names), Layout(self._layout.root, pinned)
-        tell = _Progress(self._teller).tell
-        with Runner(part, layout, settings, session=session, on_beat=tell, lock=own) as runner:
+        tell, skipping = _Progress(self._teller).tell, [name for name in names if self._skips(name)]
+
+        def runner(names: Sequence[str], stop_at: Position | None = None) -> Runner:
+            pointers, hold_s_max = self._layout.pointers(), min(self._settings.hold_s_max, HOLD_S_MAX)
+            settings = replace(self._settings, **AT_FULL_SPEED, hold_s_max=hold_s_max, stop_at=stop_at)
+            layout = Layout(self._layout.root, tuple(self._layout.at(name, _next(pointers[name])) for name in names))
+            part = comparison.part_of(self._app, names)
+            return Runner(part, layout, settings, session=session, on_beat=tell, lock=own)
+
+        with ExitStack() as stack:
+            others = [name for name in names if name not in skipping]
+            running = [stack.enter_context(runner(others))] if others else []
 
             def catch_up() -> float:
                 began_s = time.monotonic()
-                runner.run_to_end(self._told_to_stop)
+                with _resumable():
+                    for each in running:
+                        each.run_to_end(self._told_to_stop)
+                    for name in skipping:  # no further than the old one: later rows are for its sink to get
+                        with runner([name], _position(self._layout.view(name))) as one:
+                            one.run_to_end(self._told_to_stop)
                 if self._told_to_stop():
                     raise _Stopped
                 return time.monotonic() - began_s
 
             yield catch_up
+
+    def _skips(self, name: str) -> bool:
+        return self._app.views[name].skips and self._layout.pointers()[name].current is not None
 
     def _migrate(self, name: str, session: SparkSession) -> None:
         """Carry a view's state over to the generation that step 1 has made for it."""
@@ -315,6 +329,8 @@ class _Applying:
         before = layout.pointers()
         for name in (each.view for each in chosen if each.filled or each.migrated):
             _check_covers(layout, name, before[name])
+            if self._skips(name):
+                _check_delivered_to(self._app.views[name], layout.view(name), layout.at(name, _next(before[name])))
         after = switched(before, chosen)
         POINTERS.write(layout.generations, after)
         sweep(self._layout)
@@ -333,13 +349,28 @@ class _Applying:
             lead_until(runner, self._layout, self._told_to_stop, self._teller)
 
 
-def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str]) -> None:
-    """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration."""
+@contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except PipelineFailed as error:
+        raise type(error)(
+            error.what,
+            where=error.where,
+            next_step="Nothing was switched. Mend the cause and repeat this command, which resumes the backfill",
+        ) from error
+
+
+def register(layout: Layout, plans: Mapping[str, PlannedView], refold: Collection[str], partitions: int = 0) -> None:
+    """Step 1: a `next` generation for each of these views, resumed if there is one of the same declaration.
+
+    With a number of `partitions` only a generation with as many is resumed.
+    """
     pointers = layout.pointers()
     for name, planned in plans.items():
         pointer = pointers.get(name) or ViewPointer(ViewGeneration(1, name) if _has_run(layout, name) else None)
         usable = [each for each in pointer.kept if name not in refold and _has_run(layout, name, each)]
-        found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each))]
+        found = [each for each in (pointer.next, *usable) if each and _fits(planned, layout.at(name, each), partitions)]
         pointers[name] = replace(pointer, next=found[0] if found else new_generation(layout, name, pointer))
     POINTERS.write(layout.generations, pointers)
     for name in plans:
@@ -351,9 +382,13 @@ def _has_run(layout: Layout, name: str, generation: ViewGeneration | None = None
     return declaration.has_run(layout.view(name) if generation is None else layout.at(name, generation))
 
 
-def _fits(planned: PlannedView, places: ViewLayout) -> bool:
+def _fits(planned: PlannedView, places: ViewLayout, partitions: int) -> bool:
     """Whether a generation was, or can be, filled by this query."""
-    return not declaration.has_run(places) or declaration.difference(planned.catalogue, planned.text, places) is None
+    if not declaration.has_run(places):
+        return True
+    if partitions and declaration.state_partitions(places) not in (None, partitions):
+        return False
+    return declaration.difference(planned.catalogue, planned.text, places) is None
 
 
 def _next(pointer: ViewPointer) -> ViewGeneration:
@@ -387,6 +422,20 @@ def _check_covers(layout: Layout, name: str, pointer: ViewPointer) -> None:
         )
 
 
+def _check_delivered_to(view: View, old: ViewLayout, new: ViewLayout) -> None:
+    """The sink has the rows of all batches up to the position of both generations, and none beyond it."""
+    checkpoint = Checkpoint(Storage.at(old.checkpoint))
+    last = finished_batch(checkpoint, view.name)
+    finished_batch(Checkpoint(Storage.at(new.checkpoint)), view.name)
+    closes = view.rows == "closed" and any(map(checkpoint.aggregates, checkpoint.operators()))
+    if _position(new) != _position(old) or (closes and last.watermark_us != checkpoint.plan(last.batch).watermark_us):
+        raise PipelineFailed(
+            f"The sink of the view {view.name!r} does not have all rows up to {_position(new)}",
+            where=str(old.root),
+            next_step="Nothing was switched. Run the application, as it was, with --until-caught-up; then repeat this",
+        )
+
+
 def _position(places: ViewLayout) -> Position:
     checkpoint = Checkpoint(Storage.at(places.checkpoint))
     commits = checkpoint.commits()
@@ -415,9 +464,12 @@ class _Progress:
     """Reports each batch of a backfill."""
 
     def __init__(self, teller: Teller) -> None:
-        self._teller, self._events = teller, dict[str, int]()
+        self._teller, self._events, self._why = teller, dict[str, int](), dict[str, str | None]()
 
     def tell(self, view: str, heartbeat: Heartbeat, finished: list[dict[str, Any]]) -> None:
+        if heartbeat.why not in (None, self._why.get(view)):
+            self._teller.note(f"{view}: {heartbeat.state}: {heartbeat.why}")
+        self._why[view] = heartbeat.why
         for progress in finished:
             self._events[view] = self._events.get(view, 0) + progress["numInputRows"]
             if progress["numInputRows"]:

@@ -32,6 +32,7 @@ from stateside.views.catalogue import Catalogue
 
 Verdict = Literal["continues", "can be migrated", "needs a backfill", "must be new", "new", "renamed", "removed"]
 Plan = Callable[[View], PlannedView]
+_ACCEPTED = ("with states folded by the old query", "with a new state under the new name")
 _FILLED: tuple[Verdict, ...] = ("needs a backfill", "new")
 
 
@@ -44,7 +45,7 @@ class ViewChange:
     why: str = ""
     events: int | None = None
     bytes: int | None = None
-    acceptable: bool = False  # the state fits, though folded by another query
+    acceptable: bool = False  # the state fits, though folded by another query; or can be left for a new one
     was: str | None = None  # the old name of a renamed view
 
     @property
@@ -59,7 +60,7 @@ class ViewChange:
     @property
     def refused(self) -> bool:
         """Whether a run must not go on without `stateside apply`."""
-        return self.migrated or self.verdict in ("needs a backfill", "must be new")
+        return self.migrated or self.verdict in ("needs a backfill", "must be new", "renamed")
 
 
 def known_views(layout: Layout) -> dict[str, ViewLayout]:
@@ -133,8 +134,11 @@ def _obstacle(app: App, layout: Layout, view: View, places: ViewLayout) -> str |
         return "its source cannot be read again from the beginning"
     if isinstance(source, JournalEvents) and source.start is None and (begin := _begin(layout)):
         return f"retention has dropped its first {begin:,} events"
-    if view.sink is not None and view.backfill != "deliver" and not is_keyed(view.sink):
-        return "its sink would get all rows a second time, and has no key: declare backfill='deliver' if that is right"
+    sinks = [sink for sink in (view.sink, view.late) if callable(sink)]
+    if view.skips and sinks and not isinstance(source, JournalEvents):
+        return "only a journal is read again up to where its sink is: backfill='skip' is not possible"
+    if not view.skips and view.backfill != "deliver" and not all(map(is_keyed, sinks)):
+        return "its sink would get all rows a second time, and has no key: declare backfill='deliver' or 'skip'"
     return None
 
 
@@ -147,7 +151,7 @@ def _renamed(
         same = [name for name, planned in new.items() if _is_same(planned, places)]
         if len(same) == 1:
             del new[same[0]]
-            yield old, ViewChange(same[0], "renamed", f"it was {old!r}", was=old)
+            yield old, ViewChange(same[0], "renamed", f"it was {old!r}", acceptable=True, was=old)
 
 
 def _is_same(planned: PlannedView, places: ViewLayout) -> bool:
@@ -182,7 +186,7 @@ def refuse(app: App, layout: Layout, changes: Sequence[ViewChange], *, accept_ch
         f"The application {app.name!r} is not the one that its state was built with:\n{table(changes)}\n",
         where=str(layout.root),
         next_step=f"`{command(app, layout)}` makes the change while the old rows are served"
-        + ("; or go on with states folded by the old query: --accept-changes" if accept else "")
+        + (f"; or go on {_ACCEPTED[refused[0].verdict == 'renamed']}: --accept-changes" if accept else "")
         + "; or take the change back",
     )
 

@@ -129,7 +129,7 @@ def difference_before_spark(app: App, view: View, places: ViewLayout) -> Differe
 
 def check_partitions(app: App, layout: Layout, settings: RunSettings) -> None:
     """SettingInvalid for another number than a state has: Spark would ignore it, and take that of the checkpoint."""
-    for places in map(layout.view, app.views if "partitions" in settings.given else ()):
+    for places in map(layout.view, app.views if settings.partitions else ()):
         before = state_partitions(places)
         if before not in (None, settings.partitions):
             raise SettingInvalid(

@@ -88,8 +88,16 @@ def judge(error: Exception | None, delivered: Exception | None = None) -> Failur
     gone = _EVENTS_GONE.search(str(error))
     if gone:
         return Failure(_events_gone(gone["which"] or gone["beyond"]), worth_retrying=False, lasting=True)
-    final = any(condition in str(error) for condition in _FINAL_CONDITIONS)
-    return Failure(why, not final, away=not final and _AWAY.search(str(error)) is not None)
+    final, away = any(condition in str(error) for condition in _FINAL_CONDITIONS), _AWAY.search(_with_causes(error))
+    if away and away[0] not in why:
+        why = f"{away[0]}: {why}"
+    return Failure(why, not final, away=not final and away is not None)
+
+
+def _with_causes(error: BaseException) -> str:
+    """The messages of an error and of its causes in the JVM: of a full disk only a cause may tell."""
+    cause = getattr(error, "_cause", None)
+    return str(error) if cause is None else f"{error}\n{_with_causes(cause)}"
 
 
 def _events_gone(which: str) -> str:

@@ -234,6 +234,7 @@ def lead_until(runner: Runner, layout: Layout, told_to_stop: Callable[[], bool],
     layout.handover.unlink(missing_ok=True)
     runner.wait(lambda: told_to_stop() or is_asked(layout))
     if is_asked(layout):
+        runner.hands_over = True
         teller.note("This run hands over to the process that applies a change")
 
 
@@ -280,6 +281,7 @@ def run_leader(runner: Runner, leadership: Leadership, told_to_stop: Callable[[]
     try:
         with runner:
             runner.wait(lambda: told_to_stop() or leadership.asked is not None)
+            runner.hands_over = leadership.asked is not None
     finally:
         leadership.release()
     if leadership.asked is not None:

@@ -39,6 +39,7 @@ from stateside.core.progress import Watch, nobody
 from stateside.core.storage import Storage, make_durable, write_atomically
 from stateside.core.wait import wait_until
 from stateside.pipeline.app import Migration
+from stateside.pipeline.session import session_conf
 from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
 from stateside.spark_state.changelog import read_changelog
 from stateside.spark_state.column_families import ColumnFamilies, delimiter_of
@@ -307,19 +308,14 @@ class StateMigration:
 
     def _template(self, frame: DataFrame, partitions: int) -> Checkpoint:
         """Step 1."""
-        folder, conf = self._scratch / "template", frame.sparkSession.conf
-        before, template = str(conf.get(SHUFFLE_PARTITIONS)), Checkpoint(Storage.at(folder))
-        conf.set(SHUFFLE_PARTITIONS, partitions)
+        folder = self._scratch / "template"
+        template, writer = Checkpoint(Storage.at(folder)), frame.writeStream.format("noop").outputMode("update")
+        with session_conf(frame.sparkSession, {SHUFFLE_PARTITIONS: partitions}):
+            query = writer.option("checkpointLocation", str(folder)).start()
         try:
-            query = (
-                frame.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(folder)).start()
-            )
-            try:
-                wait_until(lambda: template.committed(0) or not query.isActive, _TEMPLATE_S_MAX)
-            finally:
-                query.stop()
+            wait_until(lambda: template.committed(0) or not query.isActive, _TEMPLATE_S_MAX)
         finally:
-            conf.set(SHUFFLE_PARTITIONS, before)
+            query.stop()
         if not template.committed(0):
             raise PipelineFailed(
                 f"The changed view {self._after.view!r} finished no batch in {_TEMPLATE_S_MAX} s: {query.exception()}",

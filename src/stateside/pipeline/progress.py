@@ -223,15 +223,16 @@ class Observation:
         dead_letters: Callable[[int], int] = lambda batch: 0,
         pace: Pace | None = None,
         late_rows: Path | None = None,
+        further: Callable[[], dict[str, int]] = dict,
     ) -> None:
         """`dead_letters` is called with each finished batch, and stores and counts its new dead letters.
 
-        `late_rows` is the file that counts the rows dropped by the watermark.
+        `late_rows` is the file that counts the rows dropped by the watermark. `further` figures go into each report.
         """
         self._progress = progress
         self._dead_letters = dead_letters
         self.pace = pace or Pace()
-        self._late_rows = late_rows
+        self._late_rows, self._further = late_rows, further
         self._interval_us = interval_ms * 1_000
         self._query: StreamingQuery | None = None
         self._quiet_looks: deque[int] = deque()  # consecutive observations of a waiting query
@@ -256,7 +257,7 @@ class Observation:
         waiting = query.isActive and waits(query)  # read first: a batch that ends in between is then found
         finished = _finished_since(query, self.batch)
         for progress in finished:
-            progress["deadLetters"] = self._dead_letters(int(progress["batchId"]))
+            progress.update(self._further(), deadLetters=self._dead_letters(int(progress["batchId"])))
             self.pace.follow(progress)
             self._progress.append(progress)
             self._count_late(rows_too_late(progress))

@@ -18,7 +18,7 @@ change deletes it. The same command can be repeated.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -34,11 +34,11 @@ from stateside.pipeline.comparison import known_views
 from stateside.pipeline.declaration import state_partitions
 from stateside.pipeline.failures import reason
 from stateside.pipeline.migration import family_rows, finished_batch
-from stateside.pipeline.session import start_session, stop_session
+from stateside.pipeline.session import session_conf, start_session, stop_session
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import OnStep, ignore_step
 from stateside.pipeline.view_query import bring_home
-from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Commit, Plan
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.savepoint import Savepoint, bring, check_whole
 from stateside.views.state_catalogue import JOIN_STORES, StoreCheckpoint, one_store
@@ -172,7 +172,7 @@ class _Rescaling:
         """Step 3, with the settings of state stores that the query had."""
         plan, _ = Checkpoint(Storage.at(new.checkpoint)).newest_plan()
         _ = self._spark.streams  # starts the coordinator of state stores, which Spark itself forgets before a query ran
-        with _conf(self._spark, plan.conf):
+        with session_conf(self._spark, _sql_conf(plan)):
             try:
                 self._spark._streamingCheckpointManager.repartition(str(new.checkpoint), self._partitions)
             except Exception as error:
@@ -204,17 +204,9 @@ def _copy(old: ViewLayout, new: ViewLayout, commit: Commit) -> None:
     link_archive(old, new)
 
 
-@contextmanager
-def _conf(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    names = [name for name in conf if name != SHUFFLE_PARTITIONS and name.startswith("spark.sql.")]
-    before = {name: spark.conf.get(name, None) for name in names}
-    for name in names:
-        spark.conf.set(name, conf[name])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+def _sql_conf(plan: Plan) -> dict[str, str]:
+    found = {name: value for name, value in plan.conf.items() if name.startswith("spark.sql.")}
+    return {name: value for name, value in found.items() if name != SHUFFLE_PARTITIONS}
 
 
 def state_digests(checkpoint: Checkpoint, commit: Commit, scratch: Path) -> Digests:

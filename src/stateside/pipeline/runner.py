@@ -96,6 +96,7 @@ class Runner:
         self._journal_end = Position.of({})  # the last known end; owned by the heartbeat thread
         self._noted: set[str] = set()  # views whose journal is written down; of the same thread
         self.caught_up = False  # with `until_caught_up`: every view has the events that its source had at the start
+        self.hands_over = False  # to a process that applies a change: the stop also waits for batches that close rows
         self._queries: list[ViewQuery] = []
         self._stopped = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -156,6 +157,7 @@ class Runner:
 
     def _start_queries(self, session: SparkSession, stack: ExitStack) -> None:
         with self._as_leader():
+            self._check_names(session)
             for view in self._app.views.values():
                 query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
                 self._start(query, session)
@@ -169,10 +171,19 @@ class Runner:
         try:
             query.start()
         except ViewChanged:
-            planner = Planner(self._app, self._layout, self._settings, self._pause)
-            found = comparison.compare(self._app, self._layout, lambda view: planner.plan(view, session))
-            comparison.refuse(self._app, self._layout, found, accept_changes=self._settings.accept_changes)
+            self._refuse_changes(session)
             raise
+
+    def _check_names(self, session: SparkSession) -> None:
+        """ViewChanged if a view was renamed: under the new name its events would be folded, and delivered, again."""
+        declared, known = self._app.views.keys(), comparison.known_views(self._layout).keys()
+        if not self._layout.pinned and declared - known and known - declared:
+            self._refuse_changes(session)
+
+    def _refuse_changes(self, session: SparkSession) -> None:
+        planner = Planner(self._app, self._layout, self._settings, self._pause)
+        found = comparison.compare(self._app, self._layout, lambda view: planner.plan(view, session))
+        comparison.refuse(self._app, self._layout, found, accept_changes=self._settings.accept_changes)
 
     @contextmanager
     def _as_leader(self) -> Iterator[None]:
@@ -216,8 +227,11 @@ class Runner:
             return
         for query in self._queries:
             query.hold_no_longer()
-        quiet = wait_until(lambda: all(q.quiet() for q in self._queries), self._settings.stop_s_max, _STOP_POLL_S)
-        if not quiet:
+
+        def quiet() -> bool:
+            return all(query.quiet(closed=self.hands_over) for query in self._queries)
+
+        if not wait_until(quiet, self._settings.stop_s_max, _STOP_POLL_S):
             log.warning("stopping in the middle of a batch, which the next run repeats")
 
     def _beat(self) -> None:

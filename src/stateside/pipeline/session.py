@@ -35,6 +35,7 @@ from stateside.pipeline.java import java_environment, launcher_folder, write_who
 from stateside.pipeline.journal_source import JournalSource
 from stateside.pipeline.master import check_reachable, cluster_conf, masters_of
 from stateside.pipeline.settings import RunSettings
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS
 
 LAUNCHER = """\
 #!/bin/sh
@@ -126,7 +127,8 @@ def start_session(
     Spark's own output goes to `driver.log` in the scratch folder. `lease` is a file descriptor that the JVM holds for
     its lifetime, as it does the `further` ones: a lock that this process takes on one of these later is the JVM's as
     well. On a cluster the call returns once there is an executor; ClusterAway if no master answers, or none
-    provides an executor in time.
+    provides an executor in time. New states get as many partitions as there are cores by then, unless `conf` has a
+    number.
     """
     check_reachable(master)
     fixed = [name for name in conf or {} if name in _FIXED and (conf or {})[name] != _FIXED[name]]
@@ -146,6 +148,8 @@ def start_session(
     try:
         if masters_of(master):
             _await_executor(context, scratch / DRIVER_LOG, cluster_s_max)
+        if not settings.contains(SHUFFLE_PARTITIONS):
+            session.conf.set(SHUFFLE_PARTITIONS, cores(session))
     except BaseException:
         stop_session(session)
         raise
@@ -160,6 +164,24 @@ def stop_session(session: SparkSession) -> None:
     _end_jvm()
     SparkContext._active_spark_context = None  # without a JVM PySpark keeps the context, and would start no other
     SparkSession._instantiatedSession = None
+
+
+def cores(session: SparkSession) -> int:
+    """How many tasks run at the same time, now: executors of a cluster come and go."""
+    return session.sparkContext.defaultParallelism
+
+
+@contextmanager
+def session_conf(session: SparkSession, conf: Mapping[str, str | int]) -> Iterator[None]:
+    """These settings of the session for a while: a query keeps those of its start."""
+    before = {name: session.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, former in before.items():
+            session.conf.unset(name) if former is None else session.conf.set(name, former)
 
 
 def jvm_pid(session: SparkSession) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any
 from stateside.core.errors import SettingInvalid
 from stateside.core.positions import Position
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS
 
 FILE_NAME = "stateside.toml"
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
@@ -56,7 +57,9 @@ class RunSettings:
     master: str = _setting("local[2]", "Where Spark runs: local[N], or a cluster: spark://one:7077,two:7077.")
     driver_memory: str = _setting("1g", "The heap of Spark's driver.")
     partitions: int = _setting(
-        2, "Partitions of a new view's state; `stateside rescale` changes those of others.", least=1
+        0,
+        "Partitions of a new view's state; 0: as many as Spark has cores. `stateside rescale` changes those of others.",
+        least=0,
     )
     events_per_batch_max: int = _setting(EVENTS_PER_BATCH_MAX, "A batch takes in at most so many events.", least=1)
     batch_interval_ms: int = _setting(0, "Batches start at least so many milliseconds apart.", least=0)
@@ -119,7 +122,7 @@ class RunSettings:
     def spark_conf(self) -> dict[str, str]:
         return {
             "spark.driver.memory": self.driver_memory,
-            "spark.sql.shuffle.partitions": str(self.partitions),
+            **({SHUFFLE_PARTITIONS: str(self.partitions)} if self.partitions else {}),
             "spark.sql.streaming.minBatchesToRetain": str(self.batches_kept),
             **self.spark,
         }

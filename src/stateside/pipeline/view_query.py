@@ -49,15 +49,15 @@ from stateside.pipeline.app import App, View
 from stateside.pipeline.dead_letters import DeadLetters
 from stateside.pipeline.failures import Failure, judge, judge_start, reason
 from stateside.pipeline.progress import Observation, Pace, ProgressFile, pace_file, read_progress, rests, waits
-from stateside.pipeline.session import DRIVER_LOG
+from stateside.pipeline.session import DRIVER_LOG, cores, session_conf
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.delta import archive_sink
 from stateside.pipeline.sinks.files import files
-from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, stays_inside, with_guarantee
+from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, is_inside, with_guarantee
 from stateside.pipeline.sources import JournalEvents
 from stateside.pipeline.view_plan import PlannedView, Planner
 from stateside.pipeline.watermarks import rows_dropped
-from stateside.spark_state.batch_log import Checkpoint
+from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint
 from stateside.views.aggregates import not_in_rollups
 from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat, State
@@ -314,11 +314,14 @@ class ViewQuery:
             self._dead_letters.collect,
             Pace.of(settings, pace_file(self.places), read_progress(self.places.progress)),
             self.places.late_rows,
+            self._parallelism,
         )
         self._history = PlanHistory(self.places.batches, self._checkpoint, self._oldest_savepoint)
         self._writer: DataStreamWriter | None = None
         self._replay: BatchReplay | None = None  # None without a sink: nothing was delivered
         self.replays = False
+        self._tasks: int | None = None  # the state's partitions, known after a batch; 0 if it cannot have several
+        self._skips = view.skips and bool(layout.pinned)  # in a backfill
         self._verified = view.key is None
         self._failed: str | None = None
         self._caught_up = False
@@ -343,7 +346,8 @@ class ViewQuery:
             writer = writer.outputMode("append" if sessions else "update").format("noop")
         else:
             may_write = always if self._leadership is None else self._leadership.check
-            self._delivery = BatchDelivery(sink, self._checkpoint, self._settings.hold_s_max, may_write, late)
+            delivered = None if self._skips else sink
+            self._delivery = BatchDelivery(delivered, self._checkpoint, self._settings.hold_s_max, may_write, late)
             mode = "update" if sink is None else _OUTPUT_MODES[self.view.rows]
             writer = writer.outputMode(mode).foreachBatch(self._delivery)
             self._replay = BatchReplay(self.places.replayed, self._checkpoint)
@@ -363,7 +367,8 @@ class ViewQuery:
         else:
             writer = self._writer.trigger(processingTime=f"{self._settings.batch_interval_ms} milliseconds")
         try:
-            self._query = writer.start()
+            with session_conf(self._session, self._partitions()):
+                self._query = writer.start()
             self._query_id = self._query_id or str(self._query.id)
             self._seen.turn_to(self._query)
         except AnalysisException as error:
@@ -375,6 +380,13 @@ class ViewQuery:
             raise PipelineFailed(
                 f"The view {self.view.name!r} did not start: {reason(error)}", where=str(self.places.checkpoint)
             ) from error
+
+    def _partitions(self) -> dict[str, int]:
+        """Of a state's first batch: the number of the settings, or that of the generation before, or the session's."""
+        number: int | None = self._settings.partitions
+        if not number and self._layout.pinned:
+            number = declaration.state_partitions(Layout(self._layout.root).view(self.view.name))
+        return {SHUFFLE_PARTITIONS: number} if number else {}
 
     def tend(self) -> None:
         """Restart the query if it failed and a restart is due; PipelineFailed once restarts are given up."""
@@ -475,10 +487,10 @@ class ViewQuery:
                 raise PipelineFailed(f"The view {self.view.name!r} stopped: {reason(error)}") from error
             return False
 
-    def quiet(self) -> bool:
-        """Whether no batch is running: the query waits for data, or has ended."""
+    def quiet(self, *, closed: bool = False) -> bool:
+        """Whether no batch is running, and with `closed` none is due that only closes rows."""
         try:
-            return self._query is None or not self._query.isActive or rests(self._query)
+            return self._query is None or not self._query.isActive or (waits if closed else rests)(self._query)
         except (Py4JError, OSError):
             return True
 
@@ -522,6 +534,12 @@ class ViewQuery:
     def _oldest_savepoint(self) -> int | None:
         return min((one.batch for one in savepoints(self.places, lambda damaged: None)), default=None)
 
+    def _parallelism(self) -> dict[str, int]:
+        """The tasks that run at the same time, and those that a batch has for the state, for its report."""
+        if self._tasks is None:
+            self._tasks = declaration.state_partitions(self.places) or 0
+        return {"cores": cores(self._session), "partitions": self._tasks} if self._tasks else {}
+
     def _plan(self) -> PlannedView:
         plan, accept = self._planner.plan(self.view, self._session), self._settings.accept_changes
         declaration.keep(plan.catalogue, plan.text, self.places, accept_changes=accept)
@@ -532,7 +550,7 @@ class ViewQuery:
         factory = archive_sink(view.archive) if view.archive else view.sink
         if factory is None:
             return None
-        if self._layout.fork.exists() and not stays_inside(factory):
+        if self._layout.fork.exists() and not is_inside(factory):
             log.warning("view %s: this is a fork: its rows go to files/%s, not to its sink", view.name, view.name)
             factory = files(view.name, format="jsonl")
         schema = to_arrow_schema(frame.schema, timezone="UTC")
@@ -547,6 +565,8 @@ class ViewQuery:
         factory = archive_sink(f"{view.archive}_corrections") if view.late == "corrections" else view.late
         schema = to_arrow_schema(plan.frame.schema, timezone="UTC")
         sink = factory(SinkContext(self._layout, view.name, schema)) if callable(factory) else None
+        if self._skips and sink is not None:
+            return None
 
         def deliver(batch: BatchId) -> None:
             query = self._query

@@ -69,7 +69,7 @@ class ReplicaReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
         self._sign = current_sign(directory)
         self._opened = self._open(current_folder(directory))
 
@@ -84,6 +84,8 @@ class ReplicaReader:
     def take(self) -> Opened:
         """The current environment; stays open until `give_back`. ReplicaInvalid if unusable."""
         with self._lock:
+            if self._closed:
+                raise _unreadable(self._directory, "this generation of the view is no longer kept")
             if current_sign(self._directory) != self._sign:
                 self._follow()
             opened = self._opened
@@ -94,11 +96,15 @@ class ReplicaReader:
         """End the use of an environment."""
         with self._lock:
             opened.snapshots -= 1
-            if opened is not self._opened:
+            if self._closed or opened is not self._opened:
                 _close_unused(opened)
 
     def close(self) -> None:
-        self._opened.close()
+        """Take no further snapshot; the last open one closes the environment."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                _close_unused(self._opened)
 
     def _open(self, folder: Path) -> Opened:
         """Open the environment; retries if another one replaced it, and it was deleted, meanwhile."""

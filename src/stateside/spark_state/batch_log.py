@@ -170,11 +170,15 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A finished batch: the time of its commit, and the ids of the valid state files (empty in format v1)."""
+    """A finished batch: the time of its commit, and the ids of the valid state files (empty in format v1).
+
+    `watermark_us` is that of the next batch: later than the batch's own one if some rows are still to be closed.
+    """
 
     batch: int
     committed_us: int
     state_ids: Mapping[str, Sequence[Sequence[str]]]
+    watermark_us: int = 0
 
     def state_id(self, operator: int, partition: int, store: int = 0) -> str | None:
         """The unique id of one store's files at this batch; None in checkpoint format v1."""
@@ -253,7 +257,8 @@ class Checkpoint:
         name = f"commits/{batch}"
         with self._reading(name):
             metadata, _, _ = self._entry(name, ("v1", "v2", "v3"))
-        return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {})
+            watermark_us = int(metadata.get("nextBatchWatermarkMs", 0)) * 1_000
+        return Commit(batch, self.storage.modified_us(name), metadata.get("stateUniqueIds") or {}, watermark_us)
 
     def fingerprint(self, batch: int) -> str | None:
         """Identifies this very run of a batch, of this very query; None if the batch is not committed here."""
@@ -288,10 +293,13 @@ class Checkpoint:
 
     def without_key(self, operator: int) -> bool:
         """Whether an operator is an aggregation without a key, with a single row of state."""
+        return self.aggregates(operator) and not read_schema(self.storage, operator).key
+
+    def aggregates(self, operator: int) -> bool:
+        """Whether an operator is an aggregation, by time windows or by keys alone."""
         metadata, name = self.operator_metadata(operator)
         with self._reading(name):
-            kind = metadata.get("operatorInfo", {}).get("operatorName")
-        return kind == AGGREGATION and not read_schema(self.storage, operator).key
+            return bool(metadata.get("operatorInfo", {}).get("operatorName") == AGGREGATION)
 
     def _repartitions(self, operator: int, plan: Plan) -> bool:
         """Whether this batch of format v1 only repartitioned the state: then it wrote every partition."""

@@ -42,7 +42,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -81,7 +81,7 @@ from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
 from stateside.core.errors import ArchiveInvalid, JournalAway, ViewInvalid
 from stateside.journal import Log, open_journal
-from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step, keyed
+from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step, inside, keyed
 from stateside.spark_state import Checkpoint
 
 CORNERS = "frontier/corners"
@@ -310,9 +310,9 @@ class BillingSink:
     dead_letters: ArchiveTable
     on_step: OnStep = ignore_step
     guarded: bool = True
-    stays_inside: ClassVar[bool] = True  # both tables
 
     @classmethod
+    @inside
     @keyed
     def of(cls, context: SinkContext, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:
         """The sink of an application's folder; creates its tables at the first run.

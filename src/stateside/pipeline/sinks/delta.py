@@ -18,14 +18,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from stateside.core.errors import ArchiveInvalid, SinkAway, SinkRefused, ViewInvalid
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
-from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step, keyed
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step, inside, keyed
 
 if TYPE_CHECKING:
     from stateside.archive import ArchiveTable
@@ -49,6 +49,7 @@ def delta(
         raise ViewInvalid(f"The table {table!r} has a key without columns", next_step="Name them, or leave key= out")
     opening = Opening(table, tuple(key or ()), tuple(partition_by), sealed=False, on_step=on_step)
 
+    @inside
     def opened(context: SinkContext) -> DeltaSink:
         return opening.open(context)
 
@@ -86,8 +87,8 @@ class Opening:
     partition_by: tuple[str, ...]
     sealed: bool
     on_step: OnStep
-    stays_inside: ClassVar[bool] = True
 
+    @inside
     def open(self, context: SinkContext) -> DeltaSink:
         """The sink; the first run creates its table.
 
@@ -101,13 +102,14 @@ class Opening:
         self._check_types(context.schema)
         place = places.table(self.name) if self.sealed else context.layout.table(self.name)
         table = ArchiveTable(place, spec, places.mark(self.name), self.on_step)
-        if not self.key and not (places.checkpoint / "metadata").exists() and table.count():
+        known = (places.checkpoint / "metadata").exists() or context.again
+        if not self.key and not known and table.count():
             raise ArchiveInvalid(
                 f"The table {self.name!r} has rows, but the checkpoint of the query that stored them is gone",
                 where=str(places.checkpoint),
                 next_step="Bring the checkpoint back, or move table and view folder away to begin again",
             )
-        table.create(take_over=bool(self.key))
+        table.create(take_over=bool(self.key) or context.again)
         table.check_schema()
         return DeltaSink(table, self.key)
 

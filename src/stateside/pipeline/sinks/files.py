@@ -34,7 +34,7 @@ from stateside.core.layout import ViewLayout
 from stateside.core.storage import sync_directory, write_atomically
 from stateside.leadership import ungated
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
-from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step, inside
 
 Format = Literal["parquet", "jsonl", "csv"]
 
@@ -50,23 +50,13 @@ def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_ste
         )
     if not path or ".." in PurePath(path).parts:
         raise ViewInvalid(f"{path!r} is no folder for a files sink", next_step="Give a relative path, or a whole one")
-    return _FilesOpening(path, format, on_step).open
 
+    def opened(context: SinkContext) -> FilesSink:
+        _check_format(context.schema, format)
+        folder = SinkFolder.open(context.layout.files(path), context.layout.view(context.view))
+        return FilesSink(folder, format, on_step)
 
-@dataclass(frozen=True, slots=True)
-class _FilesOpening:
-    path: str
-    format: Format
-    on_step: OnStep
-
-    @property
-    def stays_inside(self) -> bool:
-        return not PurePath(self.path).is_absolute()
-
-    def open(self, context: SinkContext) -> FilesSink:
-        _check_format(context.schema, self.format)
-        folder = SinkFolder.open(context.layout.files(self.path), context.layout.view(context.view))
-        return FilesSink(folder, self.format, self.on_step)
+    return opened if PurePath(path).is_absolute() else inside(opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ class SinkFolder:
     mark: Path
 
     @classmethod
-    def open(cls, path: Path, view: ViewLayout) -> SinkFolder:
+    def open(cls, path: Path, view: ViewLayout, *, again: bool = False) -> SinkFolder:
         """The folder at this path, created if the view has never had one.
 
         ArchiveInvalid if the folder has files, but the mark or the checkpoint of the query that wrote the files is
@@ -124,13 +114,13 @@ class SinkFolder:
         name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # ungated: the same for every leader
         folder = cls(path, view.mark(f"files-{name}"))
         if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
-            folder._begin(view)
+            folder._begin(view, again)
         return folder
 
-    def _begin(self, view: ViewLayout) -> None:
+    def _begin(self, view: ViewLayout, again: bool) -> None:
         if self.mark.exists():
             self.check()  # a folder that is away may have files
-        if self.has_files():
+        if self.has_files() and not again:
             raise self._filled(view)
         if not self.mark.exists():
             self.create()

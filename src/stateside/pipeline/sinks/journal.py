@@ -46,7 +46,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,7 +70,7 @@ from stateside.journal.columns import SCHEMA as EVENT_SCHEMA
 from stateside.journal.contract import PARTITION
 from stateside.journal.event import Event, fault
 from stateside.pipeline.sinks.json_rows import check_json, json_texts
-from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step
+from stateside.pipeline.sinks.sink import BatchId, OnStep, SinkContext, SinkFactory, ignore_step, inside
 from stateside.spark_state.batch_log import Checkpoint
 
 _NEEDED = ("entity", "type", "time")
@@ -180,21 +180,17 @@ log = logging.getLogger(__name__)
 
 def journal(*, on_step: OnStep = ignore_step) -> SinkFactory:
     """A sink that appends a query's rows to the application's journal, as events; columns as listed in the module."""
-    return _JournalOpening(on_step).open
 
-
-@dataclass(frozen=True, slots=True)
-class _JournalOpening:
-    on_step: OnStep
-    stays_inside: ClassVar[bool] = True
-
-    def open(self, context: SinkContext) -> JournalSink:
+    @inside
+    def opened(context: SinkContext) -> JournalSink:
         check_columns(context.view, context.schema)
         places = context.layout.view(context.view)
         log = open_journal(context.layout.journal).log()
         mark = MarkFile(places.mark("journal"), Checkpoint(Storage.at(places.checkpoint)), log)
         mark.begin()
-        return JournalSink(context.layout, mark, self.on_step)
+        return JournalSink(context.layout, mark, on_step)
+
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

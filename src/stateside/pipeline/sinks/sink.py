@@ -19,7 +19,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -48,6 +47,12 @@ class SinkContext:
     view: str
     schema: pa.Schema  # of the rows to come
 
+    @property
+    def again(self) -> bool:
+        """Whether a changed view is being folded again: the sink has rows of the generation before, as declared."""
+        before = Layout(self.layout.root).view(self.view)
+        return before != self.layout.view(self.view) and (before.checkpoint / "metadata").exists()
+
 
 class Sink(Protocol):
     """Takes a query's rows, batch by batch."""
@@ -63,7 +68,7 @@ class Sink(Protocol):
 
 SinkFactory = Callable[[SinkContext], Sink]
 Opens = TypeVar("Opens", bound=Callable[..., Sink])
-_KEYED = "recognises_rows"
+_KEYED, _INSIDE = "recognises_rows", "stays_inside"
 
 
 def keyed(factory: Opens) -> Opens:
@@ -81,11 +86,15 @@ def is_keyed(factory: SinkFactory) -> bool:
     return getattr(factory, _KEYED, False) is True
 
 
-def stays_inside(factory: SinkFactory) -> bool:
-    """Whether all that a sink writes lies in the application's folder: its factory's owner says `stays_inside`."""
-    while isinstance(factory, partial):
-        factory = factory.func
-    return bool(getattr(getattr(factory, "__self__", factory), "stays_inside", False))
+def inside(factory: Opens) -> Opens:
+    """Declare that all that the factory's sinks write lies in the application's folder, and a fork's in the fork."""
+    setattr(factory, _INSIDE, True)
+    return factory
+
+
+def is_inside(factory: SinkFactory) -> bool:
+    """Whether the factory was declared as `inside`."""
+    return getattr(factory, _INSIDE, False) is True
 
 
 def ignore_step(step: int) -> None:

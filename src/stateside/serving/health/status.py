@@ -79,6 +79,8 @@ def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "dead_letters": progress.get("deadLetters", 0),
         "pace": progress.get("pace"),
+        "cores": progress.get("cores"),
+        "partitions": progress.get("partitions"),
         "operators": [_operator(each) for each in progress.get("stateOperators", ())],
     }
 

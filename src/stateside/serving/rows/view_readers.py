@@ -138,7 +138,7 @@ class ViewReaders:
         opened, pointers = self._readers.get(name), _sign(self._pointers)  # signs are read before what they stand for:
         if opened is not None and opened.pointers == pointers and opened.sign == _sign(opened.catalogue):
             return opened.reader
-        if name not in self.names():
+        if name not in self._named():
             self._readers.pop(name, None)
             raise self._unknown(name)
         view, settled = self._chosen(name)
@@ -149,6 +149,15 @@ class ViewReaders:
             opened = _Opened(catalogue, sign, pointers, self._open(view))
         self._readers[name] = replace(opened, pointers=pointers if settled else _UNSETTLED)
         return opened.reader
+
+    def _named(self) -> set[str]:
+        """The names of all views; closes the replicas of generations that are no longer kept."""
+        views, pointers = self._layout.views(), self._layout.pointers()
+        generations = ((name, each) for name, pointer in pointers.items() for each in pointer.all())
+        roots = {view.root for view in views} | {self._layout.at(*each).root for each in generations}
+        for root in self._replicas.keys() - roots:
+            self._replicas.pop(root).close()
+        return {view.name for view in views}
 
     def of_generation(self, name: str, number: int) -> ViewReader:
         """The reader of a view's generation with this number; GenerationGone if it is not kept."""

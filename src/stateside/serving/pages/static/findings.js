@@ -26,6 +26,8 @@ function ofView({ view, job, replica, batches, partitions }, status) {
     const skew = (Math.max(...some.map(({ bytes: size }) => size)) * some.length) / Math.max(1, total);
     if (skew > SKEW_MOST && total > 1e6) found.push(["warn", `The state of ${view} is skewed`, `The largest partition of operator ${operator} has ${number(skew, { maximumFractionDigits: 1 })} times the mean: its task takes longer than all others.`]);
   }
+  const { cores, partitions: tasks } = batches.at(-1) ?? {};
+  if (tasks < cores) found.push(["", `The state of ${view} has fewer partitions than Spark has cores`, `A batch has ${number(tasks)} tasks for ${number(cores)} cores. With the job stopped, stateside rescale --partitions ${cores} changes that.`]);
   const late = batches.slice(-10).reduce((sum, batch) => sum + batch.operators.reduce((all, one) => all + one.late, 0), 0);
   if (late && status.journal) found.push(["", `${number(late)} rows of the last batches came too late for ${view}`, "Billing makes notes of such events; other views drop them, as Spark does."]);
   return found;
