@@ -21,7 +21,6 @@ from typing import Any
 from stateside.core.errors import SettingInvalid
 from stateside.core.positions import Position
 from stateside.pipeline.sources import EVENTS_PER_BATCH_MAX
-from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS
 
 FILE_NAME = "stateside.toml"
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
@@ -120,6 +119,8 @@ class RunSettings:
         return None if math.isinf(self.future_s_max) else round(self.future_s_max * 1_000_000)
 
     def spark_conf(self) -> dict[str, str]:
+        from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS  # brings pyarrow, which `--help` has no need of
+
         return {
             "spark.driver.memory": self.driver_memory,
             **({SHUFFLE_PARTITIONS: str(self.partitions)} if self.partitions else {}),
