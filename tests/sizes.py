@@ -1,4 +1,4 @@
-"""How long the long tests are: shortest in `make test-fast`, short in `make test`, all there is in `make test-full`."""
+"""How long the long tests are: short in `make test` and `make test-fast`, all there is in `make test-full`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ FULL = "STATESIDE_TEST_FULL" in os.environ
 FAST = "STATESIDE_TEST_FAST" in os.environ and not FULL
 
 
-def sized(short: T, full: T, fast: T | None = None) -> T:
-    """The one that this run is for; `make test-fast` takes the short one where it has none of its own."""
-    if FAST and fast is not None:
-        return fast
+def sized(short: T, full: T) -> T:
+    """The one that this run is for."""
     return full if FULL else short
 
 
 def examples(short: int, full: int) -> int:
-    """How many examples a property is tried with: in `make test-fast` a sixth of the short run's.
+    """How many examples a property is tried with: a sixth of `short`, or all of `full`.
 
-    Three at least, where the short run has as many: the first one is the simplest of all, and shows little.
+    Three at least, where there are as many: the first one is the simplest of all, and shows little.
     """
-    return sized(short, full, fast=min(short, max(3, short // 6)))
+    return sized(min(short, max(3, short // 6)), full)
 
 
 def thinned(places: range, step: int) -> range:
     """Every so-manieth place to damage, all of them in the long run. An odd step meets each byte of a field."""
-    return places[:: sized(step, 1, fast=5 * step)]
+    return places[:: sized(5 * step, 1)]
 
 
 def some(cases: Sequence[T], step: int) -> Sequence[T]:
-    """All cases; in `make test-fast`, where each costs much for what it shows, the first and every so-manieth."""
-    return cases[:: sized(1, 1, fast=step)]
+    """All cases in the long run; else, where each costs much for what it shows, the first and every so-manieth."""
+    return cases[:: sized(step, 1)]
 
 
 def in_full(reason: str) -> pytest.MarkDecorator:

@@ -49,7 +49,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=sized(10, 100, fast=2))
+@settings(max_examples=sized(2, 100))
 @given(batches=batches)
 def test_any_batches_of_any_queries_leave_each_key_with_its_first_row(
     batches: list[tuple[str, set[tuple[str, int]]]],

@@ -154,7 +154,7 @@ def play(query: Query, lengths: Sequence[int], usage: Expected, *, audits: bool)
 
 
 @not_in_fast("a story with its audit at every batch")
-@pytest.mark.parametrize("first", sized([[40, 3], [1_000]], [[7], [40, 3], [1_000]], fast=[[1_000]]), ids=str)
+@pytest.mark.parametrize("first", sized([[1_000]], [[7], [40, 3], [1_000]]), ids=str)
 def test_a_query_begun_anew_answers_right_at_every_batch_and_the_audit_holds(tmp_path: Path, first: list[int]) -> None:
     """It fails if invoices count by their position too, or notes by the watermark alone: both were tried."""
     layout = Layout(tmp_path)

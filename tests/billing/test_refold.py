@@ -35,6 +35,7 @@ from tests.billing.played import append
 from tests.billing.story import BATCHES, at
 from tests.billing.test_sink import AGAIN, DEAD, DEAD_LAST, dead, told
 from tests.serving.conftest import wait_until_it_answers
+from tests.sizes import in_full
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -168,6 +169,7 @@ def asking(url: str) -> Iterator[list[dict[str, Any]]]:
     assert seen == sorted(seen)
 
 
+@in_full("test_sink has two generations that seal into one table, tests/e2e/test_change.py the switch")
 def test_bills_folded_again_beside_the_running_job_change_no_document(
     bills: Bills, layout: Layout, tmp_path: Path
 ) -> None:

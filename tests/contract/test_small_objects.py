@@ -21,7 +21,7 @@ from tests.sizes import not_in_fast, sized
 from tests.waiting import wait_until
 
 THREADS = 4
-SWAPS = sized(8, 250, fast=3)
+SWAPS = sized(4, 250)
 
 
 def increment(objects: SmallObjects, name: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from stateside.core.processes import free_port
+from tests.sizes import in_full
 
 pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -112,6 +113,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         process.wait(timeout=120)
 
 
+@in_full("test_readme runs an application, and tests/examples the others")
 def test_every_command_of_the_tutorial_says_what_the_page_says(reader: Reader) -> None:
     for kind, note, text in BLOCK.findall(TUTORIAL.read_text()):
         reader.follow(kind, note, text)

@@ -167,6 +167,7 @@ def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in names} for row in rows]
 
 
+@in_full("the next test applies a change; tests/pipeline/test_changed_application.py has refusals")
 def test_a_change_is_refused_then_applied_while_nothing_runs_and_taken_back(shop: Shop) -> None:
     old, new = shop.version("old", OLD), shop.version("new", NEW)
     shop.append(300)

@@ -22,7 +22,7 @@ from stateside.pipeline.progress import read_progress
 from stateside.pipeline.session import JVM_STOP_S_MAX
 from tests.docs.commands import command
 from tests.serving.conftest import wait_until_it_answers
-from tests.sizes import FULL
+from tests.sizes import FULL, in_full
 from tests.waiting import WAIT_S_MAX, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -141,6 +141,7 @@ def finished(layout: Layout) -> list[int]:
     return [report["batchId"] for report in read_progress(layout.view("total").progress)]
 
 
+@in_full("test_standby hands over to another process, test_change to other code")
 def test_new_code_takes_over_without_a_failed_read(layout: Layout, tmp_path: Path, drivers: Drivers) -> None:
     with producing(layout) as events:
         old = drivers.start("old", "--standby")

@@ -28,6 +28,7 @@ from stateside.testbed.broker import Broker
 from stateside.testing import answer
 from tests.journal.kafka.test_messages import Sent
 from tests.journal.kafka.topics import delete, new_topic, send, stored_value
+from tests.sizes import in_full
 
 DRIVER = Path(__file__).with_name("kafka_journal_driver.py")
 DRIVER_S_MAX = 250  # 15 s on two idle cores
@@ -144,6 +145,7 @@ def test_a_view_reads_a_journal_on_kafka_with_sparks_connector(broker: Broker, t
 @pytest.mark.e2e
 @pytest.mark.network
 @pytest.mark.timeout(900)
+@in_full("tests/journal/kafka/test_journal.py ends a live query in this case")
 def test_a_topic_that_was_made_anew_with_fewer_partitions_ends_the_view_and_says_what_to_do(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import append, rows
 from stateside.views.savepoint import living_views, savepoint_sets, take, take_all
 from stateside.views.view_generations import roll_back
+from tests.sizes import in_full
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -132,6 +133,7 @@ def test_after_a_restore_every_sink_has_every_row_once(spark: SparkSession, layo
     assert sum(row["orders"] for row in rows(layout, "spending")) == 2 * 260
 
 
+@in_full("the test before rolls a restore back, by the same way")
 def test_a_rescale_is_taken_back_after_the_view_has_run_on(spark: SparkSession, layout: Layout, ran: App) -> None:
     rescale(layout.root, 3, ["spending"], session=spark)
     run(ran, layout, spark, orders(200, 30), 20)
@@ -141,6 +143,7 @@ def test_a_rescale_is_taken_back_after_the_view_has_run_on(spark: SparkSession, 
     assert stored(layout) == before and rows(layout, "spending") == total
 
 
+@in_full("tests/spark_state/test_savepoint.py has a fork without Spark")
 def test_what_the_sinks_of_a_fork_write_stays_in_the_fork(spark: SparkSession, layout: Layout, tmp_path: Path) -> None:
     app, outside = shop(tmp_path / "outside"), tmp_path / "outside"
     run(app, layout, spark, orders(0, 60), 500)

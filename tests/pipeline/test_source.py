@@ -489,7 +489,7 @@ def test_a_journal_may_leave_at_any_moment_and_is_then_away(tmp_path: Path, merg
     began = two_batches(home, merged)
     whole = sorted(name for _, ids in batches(stream(home), began) for name in ids)
     assert len(whole) == 20
-    for number in range(1, 10_000, sized(1, 1, fast=9)):
+    for number in range(1, 10_000, sized(9, 1)):
         reader, end, read = stream(home), began, list[str]()
         with calling_at(number, lambda: home.rename(away)) as is_over:
             try:

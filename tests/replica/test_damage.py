@@ -23,7 +23,7 @@ from tests.replica.spark_job import Changes, Job, answered, has
 from tests.sizes import FULL, sized
 
 SEED = int(os.environ.get("STATESIDE_DAMAGE_SEED", random.randrange(1 << 32) if FULL else 1))
-DAMAGES = int(os.environ.get("STATESIDE_DAMAGES", sized(15, 300, fast=4)))
+DAMAGES = int(os.environ.get("STATESIDE_DAMAGES", sized(6, 300)))
 PAGE_BYTES, CUSTOMERS = 4_096, 500
 ROLLUPS = [["country"], ["customer"], []]
 

@@ -37,7 +37,7 @@ from tests.serving.sql.asking import Asker
 from tests.sizes import FULL, sized
 
 SEED = int(os.environ.get("STATESIDE_DAMAGE_SEED", random.randrange(1 << 32) if FULL else 1))
-DAMAGES = int(os.environ.get("STATESIDE_DAMAGES", sized(30, 1_000, fast=2)))
+DAMAGES = int(os.environ.get("STATESIDE_DAMAGES", sized(8, 1_000)))
 PAGE_BYTES = 4_096
 CUSTOMERS, COUNTRIES, BATCHES = 700, ("de", "fr", "it"), 8
 ROLLUPS = [["country"], ["customer"], []]

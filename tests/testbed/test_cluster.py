@@ -161,6 +161,7 @@ def _stand(layout: Layout) -> tuple[str | None, list[str]]:
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@in_full("a worker without memory for an executor is refused when it starts")
 def test_a_cluster_whose_workers_have_no_room_for_an_executor_is_told_in_time(cluster: Cluster, shop: Path) -> None:
     large = ["--spark", "spark.executor.memory=600g", "--cluster-s-max", "3"]
     done = subprocess.run(command(cluster.address, *large), cwd=shop, capture_output=True, text=True, timeout=120)

@@ -230,7 +230,7 @@ class SparseQueriesMachine(QueriesMachine):
 
 TestQueries = QueriesMachine.TestCase
 TestQueries.settings = settings(
-    max_examples=examples(40, 200), stateful_step_count=sized(15, 40, fast=8), deadline=None, print_blob=True
+    max_examples=examples(40, 200), stateful_step_count=sized(8, 40), deadline=None, print_blob=True
 )
 TestQueriesOfASparseStream = SparseQueriesMachine.TestCase
 TestQueriesOfASparseStream.settings = TestQueries.settings

@@ -268,7 +268,7 @@ def test_whichever_value_is_lost_or_changed_no_answer_is_wrong(
     with opened(tmp_path) as views:
         views.follow()
         for name in DATABASES:
-            for at in range(0, 60, sized(3, 1, fast=20)):
+            for at in range(0, 60, sized(20, 1)):
                 _damage(views, name, at, lost=lost)
                 _check_all(views, 100)
                 views.follow()

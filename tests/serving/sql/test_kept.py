@@ -74,7 +74,7 @@ rows = st.dictionaries(
 
 
 @not_in_fast("a property over whole histories; the others here have two batches")
-@settings(max_examples=sized(3, 50, fast=2), deadline=None)
+@settings(max_examples=sized(2, 50), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_statements_between_batches_have_the_rows_of_the_newest_one(batches: list[Changes]) -> None:
     with TemporaryDirectory() as folder:

@@ -292,7 +292,7 @@ def engine() -> Iterator[duckdb.DuckDBPyConnection]:
     opened.close()
 
 
-@settings(max_examples=sized(300, 20_000, fast=25), deadline=None)
+@settings(max_examples=sized(25, 20_000), deadline=None)
 @given(pieces=st.lists(st.sampled_from(_NOISE), min_size=1, max_size=12))
 def test_of_any_noise_nothing_runs_but_what_was_looked_through(
     engine: duckdb.DuckDBPyConnection, pieces: list[str]

@@ -96,7 +96,7 @@ def test_only_so_many_of_a_token_wait() -> None:
 steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 99), st.booleans()), max_size=60)
 
 
-@settings(max_examples=sized(200, 5_000, fast=50), deadline=None)
+@settings(max_examples=sized(50, 5_000), deadline=None)
 @given(steps=steps)
 def test_whatever_comes_and_goes_tokens_stay_apart_and_everybody_has_a_turn(
     steps: list[tuple[str, int, bool]],

@@ -47,7 +47,7 @@ rows = st.dictionaries(
 
 
 @not_in_fast("a property over many servers; the nasty statements are tried on one")
-@settings(max_examples=sized(4, 40, fast=2), deadline=None)
+@settings(max_examples=sized(2, 40), deadline=None)
 @given(state=rows, holder=st.sampled_from([BEN, GERMAN, BOTH]), kept=st.booleans())
 def test_a_scope_is_as_if_there_were_no_other_rows(state: Changes, holder: Principal, kept: bool) -> None:
     """The same statements, by an operator, over a view that has only the rows of the scope."""

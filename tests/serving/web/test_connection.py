@@ -22,7 +22,7 @@ from tests.sizes import sized
 from .conversations import CONVERSATIONS, Conversation, Result, converse, get
 from .running import Running
 
-CUTS = sized(6, 60, fast=2)  # of each conversation, into two packets
+CUTS = sized(2, 60)  # of each conversation, into two packets
 NOTE_BYTES_MAX = 1_000
 
 
