@@ -5,7 +5,8 @@ Two would keep two cores busy for two thirds of the time: tests with whole proce
 Before them, once, an archive of Spark's classes is made, from which JVMs start sooner (tests/quick_java.py).
 A file's tests run in one process, in order, and whichever process is free takes the next file, files with long tests
 first (tests/conftest.py). Options are pytest's.
-`make test-fast` shares single tests out, and writes to memory: an fsync costs nothing there. The other two write to the disk, as applications do.
+`make test-fast` shares single tests out, and writes to memory: an fsync costs nothing there. The other two write to the
+disk, as applications do.
 `make test-full` without ARGS also writes the outcome, file by file, with date and commit, to docs/test-full.md, to be
 committed.
 """
