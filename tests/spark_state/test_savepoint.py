@@ -459,6 +459,12 @@ class TestWholeApplications:
         assert (str(made.position), sorted(made.views)) == ("0:3", ["others", "words"])
         assert savepoint_sets(words.layout) == [made] and not words.layout.barrier.exists()
 
+    def test_views_of_another_source_are_taken_where_they_stand(self, words: Words) -> None:
+        other = Words(words.layout, "others")
+        other.written.batch([(["x"], [1])], source=json.dumps({"calls": {"0": 12}}))
+        made = take_all(words.layout, [words.view, other.view], NOW_US)
+        assert str(made.position) == "0:3,calls-0:12"
+
     def test_views_that_stand_elsewhere_are_told(self, words: Words) -> None:
         other = Words(words.layout, "others")
         other.batch("x")

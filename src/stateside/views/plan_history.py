@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,11 +79,17 @@ class PlanHistory:
             if query is None:
                 return
             self._last, batches = self._begin(query), self._checkpoint.commits()
-        new = [PastPlan.read(self._checkpoint, batch) for batch in batches if batch > self._last]
+        new = list(self._plans(batch for batch in batches if batch > self._last))
         if new:
             with self._path.open("a") as file:
                 file.writelines(plan.line() for plan in new)
             self._last = new[-1].batch
+
+    def _plans(self, batches: Iterable[int]) -> Iterator[PastPlan]:
+        """Their plans, without those that Spark has deleted: whoever needs one notices the gap."""
+        for batch in batches:
+            with suppress(FileNotFoundError):
+                yield PastPlan.read(self._checkpoint, batch)
 
     def _begin(self, query: str) -> int:
         """Rewrite the file if it is another query's, too long, or cut short by a crash; returns its last batch."""

@@ -343,7 +343,7 @@ def _take(view: ViewLayout, checkpoint: Checkpoint, now_us: int, batch: int) -> 
     taking = view.savepoints / f"{_TAKING}{secrets.token_hex(8)}"
     try:
         size_bytes = bring(checkpoint, batch, taking / "checkpoint")
-        carry_over(view, taking / "view", "tables", view.batches.name, view.replayed.name)
+        carry_over(view, taking / "view", "tables", view.batches.name, view.replayed.name, "progress*")
         if checkpoint.fingerprint(batch) != fingerprint:
             raise FileNotFoundError(checkpoint.storage.path(f"commits/{batch}"))
         plan = checkpoint.plan(batch)
@@ -474,11 +474,14 @@ def savepoint_sets(layout: Layout) -> list[SavepointSet]:
 def take_all(
     layout: Layout, views: Sequence[ViewLayout], now_us: int, *, automatic: bool = False, wait_s: float = WAIT_S_MAX
 ) -> SavepointSet:
-    """Take a savepoint of these views at one position. NotFreshEnough if they do not reach one in time."""
+    """Take a savepoint of these views at one position. NotFreshEnough if they do not reach one in time.
+
+    Views of different sources have no position in common: those of each source are at one.
+    """
     layout.savepoints.mkdir(parents=True, exist_ok=True)
     with _alone(layout.savepoints):
         for _ in range(CHOICES_MAX):
-            position, batches = _aligned(layout, views, wait_s)
+            position, batches = _aligned_by_source(layout, views, wait_s)
             with suppress(CheckpointGap):
                 taken = {view.name: take(view, now_us, batches[view.name]).name for view in views}
                 when = f"{datetime.fromtimestamp(now_us / 1_000_000, UTC):%Y%m%dT%H%M%S}"
@@ -493,10 +496,21 @@ def take_all(
     )
 
 
-def _aligned(layout: Layout, views: Sequence[ViewLayout], wait_s: float) -> tuple[Position, dict[str, int]]:
+def _aligned_by_source(layout: Layout, views: Sequence[ViewLayout], wait_s: float) -> tuple[Position, dict[str, int]]:
+    """The batches of all views, and the position at which they end."""
+    sources: dict[frozenset[str], list[_Aligning]] = {}
+    for each in map(_Aligning, views):
+        sources.setdefault(frozenset(each.planned().as_dict()), []).append(each)
+    position, batches = Position.start(), dict[str, int]()
+    for aligning in sources.values():
+        found, of_source = _aligned(layout, aligning, wait_s)
+        position, batches = position.joined(found), batches | of_source
+    return position, batches
+
+
+def _aligned(layout: Layout, aligning: Sequence[_Aligning], wait_s: float) -> tuple[Position, dict[str, int]]:
     """A position at which a committed batch of every view ends, and these batches."""
     deadline_s = time.monotonic() + wait_s
-    aligning = [_Aligning(view) for view in views]
     try:
         for _ in range(BARRIERS_MAX):
             position = aligning[0].planned()
