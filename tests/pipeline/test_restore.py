@@ -144,18 +144,22 @@ def test_a_rescale_is_taken_back_after_the_view_has_run_on(spark: SparkSession, 
 
 
 @in_full("tests/spark_state/test_savepoint.py has a fork without Spark")
-def test_what_the_sinks_of_a_fork_write_stays_in_the_fork(spark: SparkSession, layout: Layout, tmp_path: Path) -> None:
-    app, outside = shop(tmp_path / "outside"), tmp_path / "outside"
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_what_the_sinks_of_a_fork_write_stays_in_the_fork(
+    spark: SparkSession, layout: Layout, tmp_path: Path, where: str
+) -> None:
+    outside = tmp_path / "outside" if where == "outside" else None
+    app, copies = shop(outside), outside or layout.files("copies")
     run(app, layout, spark, orders(0, 60), 500)
     savepoint = take_all(layout, list(living_views(layout).values()), NOW_US)
     run(app, layout, spark, orders(60, 60), 70)
-    before = stored(layout, outside)
+    before = stored(layout, copies)
     forked = fork(layout, savepoint.name, savepoint.parts(layout), tmp_path / "forked")
     run(app, forked, spark, orders(120, 10), 500)
-    assert stored(layout, outside) == before
+    assert stored(layout, copies) == before
     found = stored(forked, forked.files("copies"))
     assert set(found["journal"].values()) == set(found["copies"].values()) == {1}
-    assert len(found["copies"]) == 2 * 130 - 2 * 60, "what came after the savepoint"
+    assert len(found["copies"]) == 2 * 130 - (2 * 60 if outside else 0), "outside lies what came before the savepoint"
     assert set(found["sealed"].values()) == {1} and found["sealed"] >= before["sealed"]
     assert sum(row["orders"] for row in rows(forked, "spending")) == 2 * 130
 

@@ -33,6 +33,7 @@ from stateside.journal import open_journal
 from stateside.journal.backends.files.segment import END_NAME, SUFFIX
 from stateside.journal.backends.kafka import KafkaJournal
 from stateside.leadership import excluding_drivers
+from stateside.pipeline.sinks.files import ID_NAME, mark_name
 from stateside.views.plan_history import prepare_replay
 from stateside.views.savepoint import RESTORING, Savepoint, find, names, savepoint_sets
 from stateside.views.view_generations import KEPT, alone, carry_over, link_archive, new_generation, sweep
@@ -208,6 +209,8 @@ def fork(layout: Layout, name: str, parts: Parts, target: Path) -> Layout:
         _forked(layout, view, part, making)
     _copy_journal(layout.journal, making.journal)
     _link_others(layout, making)
+    for view in parts:
+        _mark_folders(making.view(view), making.root, target)
     write_atomically(making.fork, json.dumps({"of": str(layout.root), "savepoint": name}).encode())
     make_durable(making.root)
     making.root.rename(target)
@@ -243,6 +246,14 @@ def _copy_journal(source: Path, target: Path) -> None:
         segments = [path for path in files if path.suffix == SUFFIX]
         for path in files:
             (_link if path in segments[:-1] else shutil.copy2)(str(path), str(target / within / path.name))
+
+
+def _mark_folders(view: ViewLayout, root: Path, target: Path) -> None:
+    """A files sink knows its folder by an id in it, and by a mark that is named by the folder's path."""
+    marks = {path.read_bytes(): path for path in view.root.glob("marks/files-*.json")}
+    for path in (root / "files").rglob(ID_NAME):
+        if (mark := marks.get(path.read_bytes())) is not None:
+            shutil.copy2(mark, view.mark(mark_name(target / path.parent.relative_to(root))))
 
 
 def _link_others(layout: Layout, fork: Layout) -> None:

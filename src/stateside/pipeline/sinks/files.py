@@ -53,7 +53,8 @@ def files(path: str, *, format: Format = "parquet", on_step: OnStep = ignore_ste
 
     def opened(context: SinkContext) -> FilesSink:
         _check_format(context.schema, format)
-        folder = SinkFolder.open(context.layout.files(path), context.layout.view(context.view))
+        view = context.layout.view(context.view)
+        folder = SinkFolder.open(context.layout.files(path), view, again=context.again)
         return FilesSink(folder, format, on_step)
 
     return opened if PurePath(path).is_absolute() else inside(opened)
@@ -97,6 +98,12 @@ class FilesSink:
         self.on_step(6)
 
 
+def mark_name(path: Path) -> str:
+    """The name of a folder's mark in the view's folder."""
+    digest = sha256(str(ungated(path)).encode()).hexdigest()  # ungated: the same for every leader
+    return f"files-{digest[:16]}"
+
+
 @dataclass(frozen=True, slots=True)
 class SinkFolder:
     """A folder that contains an id, and the mark, kept elsewhere, with the same id: the folder is created only once."""
@@ -111,8 +118,7 @@ class SinkFolder:
         ArchiveInvalid if the folder has files, but the mark or the checkpoint of the query that wrote the files is
         gone: a new query would write all of them a second time.
         """
-        name = sha256(str(ungated(path)).encode()).hexdigest()[:16]  # ungated: the same for every leader
-        folder = cls(path, view.mark(f"files-{name}"))
+        folder = cls(path, view.mark(mark_name(path)))
         if not (folder.mark.exists() and (view.checkpoint / "metadata").exists()):
             folder._begin(view, again)
         return folder
