@@ -86,10 +86,11 @@ def plain(spark: SparkSession, journal: Path, folder: Path, events_per_batch: in
     return writer.option("checkpointLocation", str(folder / "checkpoint")).start()
 
 
-def fill(folder: Path, events: int) -> None:
+def fill(folder: Path, events: int, first_event: int = 0) -> None:
+    end = first_event + events
     with JournalWriter(folder) as writer:
-        for first in range(0, events, 10_000):
-            last = min(first + 10_000, events)
+        for first in range(first_event, end, 10_000):
+            last = min(first + 10_000, end)
             writer.append(
                 [Event(f"e{n}", f"k{n * 7919 % KEYS}", "order", 0, {"amount": n}) for n in range(first, last)]
             )

@@ -46,18 +46,18 @@ def _savepoints(spark: SparkSession, folder: Path) -> Iterator[Figure]:
     _run(spark, layout, RunSettings())
     first, took_s = _taken(layout)
     yield Figure(f"a savepoint of {KEYS:,} keys", "MB", first.bytes / 1e6)
-    yield Figure("the savepoint", "s", took_s)
-    bench.fill(layout.journal, MORE)
+    yield Figure("the savepoint", "ms", 1_000 * took_s)
+    bench.fill(layout.journal, MORE, KEYS)
     _run(spark, layout, RunSettings())
     second, took_s = _taken(layout)
     new = {path.stat().st_ino: path.stat().st_size for path in second.folder.rglob("*") if path.is_file()}
     for path in first.folder.rglob("*"):
         new.pop(path.stat().st_ino, None)
     yield Figure(f"the next one, {MORE:,} events later: new files", "MB", sum(new.values()) / 1e6)
-    yield Figure("the next one", "s", took_s)
+    yield Figure("the next one", "ms", 1_000 * took_s)
     began_s = time.monotonic()
     restore(layout, parts_of(layout, first.name, [layout.view("total")]))
-    yield Figure("a restore of the first one", "s", time.monotonic() - began_s)
+    yield Figure("a restore of the first one", "ms", 1_000 * (time.monotonic() - began_s))
     for partitions in (16, 4):
         began_s = time.monotonic()
         (made,) = rescale(layout.root, partitions, session=spark)
