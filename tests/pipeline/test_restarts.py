@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from stateside.core.errors import CheckpointAway, JournalAway, LeadershipLost, PipelineFailed, SinkAway, SinkRefused
 from stateside.pipeline.failures import Failure, judge, judge_start
-from stateside.pipeline.view_query import PAUSE_S_MAX, Restarts
+from stateside.pipeline.settings import RunSettings
+from stateside.pipeline.view_query import PAUSE_S_MAX, Restarts, ViewQuery
 
 BAD = Failure("it raised.", worth_retrying=True)
 AWAY = Failure("the disk is full.", worth_retrying=True, away=True)
@@ -114,3 +115,41 @@ def test_a_journal_that_is_away_holds_a_view_and_a_leadership_that_is_lost_ends_
     lost = judge(None, LeadershipLost("Another leads"))
     assert not lost.worth_retrying and not lost.lasting
     assert not judge(None, SinkAway("It is away")).away, "it was held before, for as long as it may be"
+
+
+class EndingQuery:
+    """A query that ends by itself after it was asked so often whether it is active."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's own name
+        self.looks -= 1
+        return self.looks >= 0
+
+    def exception(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("replays", [True, False])
+def test_a_query_that_ends_by_itself_while_it_is_looked_at_has_not_failed(looks: int, replays: bool) -> None:
+    launched = []
+
+    class Looked(ViewQuery):
+        def __init__(self) -> None:
+            self._query, self.replays = EndingQuery(looks), replays  # type: ignore[assignment]
+            self._settings, self._delivery = RunSettings(until_caught_up=not replays), None
+            self._caught_up, self._verified = False, True
+
+        def _launch(self) -> None:
+            launched.append(1)
+
+        def _has_its_checkpoint(self) -> bool:
+            return True
+
+    query = Looked()
+    for _ in range(3):
+        query._tend()
+    assert query.caught_up is not replays and bool(launched) is replays

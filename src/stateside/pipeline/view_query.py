@@ -405,10 +405,11 @@ class ViewQuery:
             if not self._verified:
                 self._verify()
             return
-        if self.replays and self._has_ended():
-            self._launch()
-            return
         failure = self._failure()
+        if failure is not None and self._has_ended() and (self.replays or self._settings.until_caught_up):
+            if self.replays:
+                self._launch()
+            return
         if (failure is None or failure.worth_retrying) and not self._has_its_checkpoint():
             self.hold_no_longer()
             self.stop()  # Spark itself continues for a while, in a new folder
