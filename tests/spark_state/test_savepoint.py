@@ -399,7 +399,7 @@ class TestRestoring:
             write(path, plans, **options)
 
         write = POINTERS.write
-        monkeypatch.setattr("stateside.ops.restore.POINTERS", SimpleNamespace(write=pause))
+        monkeypatch.setattr("stateside.views.view_generations.POINTERS", SimpleNamespace(write=pause))
         with pytest.raises(LeadershipLost, match=r"c .process"):
             restored(words, taken.name)
         monkeypatch.undo()

@@ -21,14 +21,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from stateside.core.errors import EventsGone, RequestInvalid
-from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
-from stateside.core.storage import Storage, make_durable, sync_directory, write_atomically
+from stateside.core.layout import Layout, ViewGeneration, ViewLayout, ViewPointer
+from stateside.core.storage import make_durable, sync_directory, write_atomically
 from stateside.journal import open_journal
 from stateside.journal.backends.files.segment import END_NAME, SUFFIX
 from stateside.journal.backends.kafka import KafkaJournal
@@ -36,7 +36,7 @@ from stateside.leadership import excluding_drivers
 from stateside.pipeline.sinks.files import ID_NAME, mark_name
 from stateside.views.plan_history import prepare_replay
 from stateside.views.savepoint import RESTORING, Savepoint, find, names, savepoint_sets
-from stateside.views.view_generations import KEPT, alone, carry_over, link_archive, new_generation, sweep
+from stateside.views.view_generations import alone, carry_over, link, link_archive, new_generation, sweep, switch
 
 Parts = Mapping[str, Savepoint]  # by view
 _NOT_FORKED: Final = ("views", "readers")  # of a journal's folder: rebuilt, or others' positions
@@ -81,7 +81,10 @@ def restore(layout: Layout, parts: Parts, *, deliver_again: bool = False) -> lis
             part.verify()
             _check_journal(held, part)
         made = [_made(held, name, part, deliver_again) for name, part in parts.items()]
-        _switch(held, made)
+        switch(held, ((each.view, each.before, each.after) for each in made), at_once=True)  # readers go back in time
+        for each in made:  # only now: without a checkpoint, these copies are the evidence
+            for left in held.at(each.view, each.before).root.glob(f"{RESTORING}*"):
+                shutil.rmtree(left, ignore_errors=True)
         return made
 
 
@@ -96,7 +99,7 @@ def _made(layout: Layout, name: str, part: Savepoint, deliver_again: bool) -> Re
         for file in _CARRIED:
             if (part.view_files / file).exists():
                 shutil.copy2(part.view_files / file, new.root / file)
-    shutil.copytree(part.checkpoint, new.checkpoint, copy_function=_link)
+    shutil.copytree(part.checkpoint, new.checkpoint, copy_function=link)
     link_archive(old, new)
     replayed = _prepare(layout, name, new, deliver_again=deliver_again)
     make_durable(new.root)
@@ -114,24 +117,6 @@ def _prepare(layout: Layout, name: str, new: ViewLayout, *, deliver_again: bool)
         return 0
     pointer = layout.pointers().get(name) or ViewPointer(ViewGeneration(1, name))
     return prepare_replay(new, [layout.at(name, each) for each in (pointer.current, *pointer.kept) if each is not None])
-
-
-def _link(source: str, target: str) -> None:
-    Storage.at(Path(source).parent).bring(Path(source).name, Path(target))
-
-
-def _switch(layout: Layout, made: Sequence[Restored]) -> None:
-    """Step 4. Readers go back in time, at once."""
-    pointers = layout.pointers()
-    for each in made:
-        pointer = pointers.get(each.view) or ViewPointer(each.before)
-        kept = (each.before, *pointer.kept)[:KEPT]
-        pointers[each.view] = replace(pointer, current=each.after, kept=kept, at_once=True)
-    POINTERS.write(layout.generations, pointers)
-    for each in made:
-        for left in layout.at(each.view, each.before).root.glob(f"{RESTORING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-    sweep(layout)
 
 
 def _check_journal(layout: Layout, chosen: Savepoint) -> None:
@@ -225,7 +210,7 @@ def _forked(layout: Layout, name: str, part: Savepoint, fork: Layout) -> None:
         shutil.copytree(part.view_files, new.root)
     else:
         carry_over(old, new.root, "tables", old.batches.name, old.replayed.name)
-    shutil.copytree(part.checkpoint, new.checkpoint, copy_function=_link)
+    shutil.copytree(part.checkpoint, new.checkpoint, copy_function=link)
     link_archive(old, new)
     _prepare(layout, name, new, deliver_again=False)
 
@@ -245,7 +230,7 @@ def _copy_journal(source: Path, target: Path) -> None:
         files = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name != END_NAME)
         segments = [path for path in files if path.suffix == SUFFIX]
         for path in files:
-            (_link if path in segments[:-1] else shutil.copy2)(str(path), str(target / within / path.name))
+            (link if path in segments[:-1] else shutil.copy2)(str(path), str(target / within / path.name))
 
 
 def _mark_folders(view: ViewLayout, root: Path, target: Path) -> None:
@@ -261,7 +246,7 @@ def _link_others(layout: Layout, fork: Layout) -> None:
     for folder in ("tables", "files"):
         for path in (layout.root / folder).glob("*"):
             if not (fork.root / folder / path.name).exists():
-                shutil.copytree(path, fork.root / folder / path.name, copy_function=_link)
+                shutil.copytree(path, fork.root / folder / path.name, copy_function=link)
     for file in (layout.fields, layout.clock):
         if file.exists():
             shutil.copy2(file, fork.root / file.name)

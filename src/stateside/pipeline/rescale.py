@@ -20,14 +20,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from stateside.core.errors import CheckpointInvalid, RequestInvalid, ViewInvalid
-from stateside.core.layout import POINTERS, Layout, ViewGeneration, ViewLayout, ViewPointer
+from stateside.core.layout import Layout, ViewGeneration, ViewLayout, ViewPointer
 from stateside.core.storage import Storage, make_durable
 from stateside.leadership import excluding_drivers
 from stateside.pipeline.comparison import known_views
@@ -42,7 +42,7 @@ from stateside.spark_state.batch_log import SHUFFLE_PARTITIONS, Checkpoint, Comm
 from stateside.views.heartbeat import Heartbeat
 from stateside.views.savepoint import Savepoint, bring, check_whole
 from stateside.views.state_catalogue import JOIN_STORES, StoreCheckpoint, one_store
-from stateside.views.view_generations import KEPT, alone, carry_over, link_archive, new_generation, sweep
+from stateside.views.view_generations import alone, carry_over, link_archive, new_generation, sweep, switch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +100,7 @@ def rescale(
             rescaling = _Rescaling(layout, spark, partitions, note, on_step)
             made = [rescaling.make(places) for places in chosen]
         on_step(5)
-        _switch(layout, made)
+        switch(layout, ((each.view, each.before, each.after) for each in made), at_once=False)
         return made
 
 
@@ -271,14 +271,3 @@ def _counted_by_spark(session: SparkSession, part: Savepoint, operator: str) -> 
 
 def _told(digests: Digests) -> str:
     return ", ".join(f"{rows:,} in {store} (digest {digest:x})" for store, (rows, digest) in digests.items())
-
-
-def _switch(layout: Layout, made: list[Rescaled]) -> None:
-    """Step 5."""
-    pointers = layout.pointers()
-    for each in made:
-        pointer = pointers.get(each.view) or ViewPointer(each.before)
-        kept = (each.before, *pointer.kept)[:KEPT]
-        pointers[each.view] = replace(pointer, current=each.after, kept=kept, at_once=False)
-    POINTERS.write(layout.generations, pointers)
-    sweep(layout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -61,10 +61,11 @@ def link_archive(view: ViewLayout, new: ViewLayout) -> None:
     archive = Catalogue.load(view.catalogue).archive if view.catalogue.exists() else None
     for name in (archive, f"{archive}_corrections") if archive is not None else ():
         if view.table(name).exists():
-            shutil.copytree(view.table(name), new.table(name), copy_function=_link)
+            shutil.copytree(view.table(name), new.table(name), copy_function=link)
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """Link a file that is never changed, or copy it where no link is possible: for `copytree`."""
     Storage.at(Path(source).parent).bring(Path(source).name, Path(target))
 
 
@@ -116,6 +117,16 @@ def roll_back(layout: Layout, name: str) -> ViewGeneration:
         pointers[name] = ViewPointer(first, kept=(pointer.current, *others), at_once=True)
         POINTERS.write(layout.generations, pointers)
         return first
+
+
+def switch(layout: Layout, made: Iterable[tuple[str, ViewGeneration, ViewGeneration]], *, at_once: bool) -> None:
+    """Name the new generations of views, each given as (view, before, after), in one step; those before are kept."""
+    pointers = layout.pointers()
+    for view, before, after in made:
+        pointer = pointers.get(view) or ViewPointer(before)
+        pointers[view] = replace(pointer, current=after, kept=(before, *pointer.kept)[:KEPT], at_once=at_once)
+    POINTERS.write(layout.generations, pointers)
+    sweep(layout)
 
 
 def _query(view: ViewLayout) -> str | None:
