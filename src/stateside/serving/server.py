@@ -31,7 +31,7 @@ from stateside.serving.extension import NOTHING, Extension
 from stateside.serving.follower import Follower
 from stateside.serving.foreign import Foreign
 from stateside.serving.health import logs
-from stateside.serving.health.metrics import shared_metrics
+from stateside.serving.health.tallies import shared_metrics
 from stateside.serving.pages.assets import Assets
 from stateside.serving.pages.routes import page_routes, session_routes
 from stateside.serving.registry.announcer import Identity, reached_at
@@ -53,7 +53,7 @@ class Worker:
     `names` are the server's host names, besides its addresses (`access.hosts`).
     """
 
-    folder: Path
+    layout: Layout
     parent_pid: int
     extension: Extension = NOTHING
     limits: RateLimits = NO_RATE
@@ -74,7 +74,7 @@ class Worker:
 
     def application(self) -> Application:
         """The application, with all its routes."""
-        layout, assets = Layout(self.folder), Assets(self.extension.pages)
+        layout, assets = self.layout, Assets(self.extension.pages)
         names = None if self.secure else self.names
         guard = Guard.of(layout, self.limits, guarded=self.guarded, names=names)
         routes = [
@@ -87,7 +87,14 @@ class Worker:
             *page_routes(assets),
         ]
         connections = Connections(_connections_max())
-        return Application(ViewReaders(layout), routes, guard=guard, identity=self.identity, connections=connections)
+        return Application(
+            ViewReaders(layout),
+            routes,
+            guard=guard,
+            identity=self.identity,
+            connections=connections,
+            measures=self.extension.load_metrics(layout),
+        )
 
 
 def allow_files() -> None:
@@ -106,6 +113,7 @@ def _connections_max() -> int:
 
 
 WORKER_STOP_S = 5
+WORKER_ANSWER_S = 60  # a worker that starts or answers later is replaced; uvicorn's 5 s gave up restarts of a busy machine
 BACKLOG = 2_048  # connections that wait for a worker to accept them
 _FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # end a process that reads a damaged mapped file
 log = logging.getLogger(__name__)
@@ -115,6 +123,7 @@ def serve(
     folder: Path,
     *,
     port: int,
+    replicas: Path | None = None,
     address: str = "127.0.0.1",
     workers: int = 1,
     certificate: Certificate | None = None,
@@ -132,12 +141,14 @@ def serve(
 
     Where the folder has keys, each request needs a token. An address that other machines can reach is refused without
     tokens or without TLS (a `certificate`), unless `insecure`. `limits` apply to each principal and each address; a
-    missing rate gets the default, except on loopback without tokens. `extension` has the application's routes, tables
+    missing rate gets the default, except on loopback without tokens. Replicas lie in the folder, or in `replicas`.
+    `extension` has the application's routes, tables
     and pages. With `foreign` the folder serves a foreign checkpoint. The server announces itself in the folder
     `announce` (default: the served folder) under `name` (default: address and port). `listening` is called once, when
     the first worker is ready. With `log_json` logs are lines of JSON. `tailing` goes to each view's `Tail`.
     """
-    guarded = _checked(folder, address, certificate, insecure=insecure)
+    layout = Layout(folder, replicas=replicas)
+    guarded = _checked(layout, address, certificate, insecure=insecure)
     limits = limits if not guarded and is_loopback(address) else limits.or_default()
     listening_socket = _listen(address, port)
     own_name = name or f"{address.replace(':', '.')}-{port}".lstrip(".")
@@ -148,7 +159,7 @@ def serve(
     if log_json:
         logs.log_json()
     worker = Worker(
-        folder,
+        layout,
         os.getpid(),
         extension,
         limits,
@@ -160,7 +171,7 @@ def serve(
     )
     allow_files()
     os.environ.update(SAFE_PATH)  # for the workers and their child processes
-    with shared_metrics(), Follower(Layout(folder), foreign, **tailing) as follower, listening_socket:
+    with shared_metrics(), Follower(layout, foreign, **tailing) as follower, listening_socket:
         config = _config(address, certificate, workers, worker)
         supervisor = _Supervisor(config, [listening_socket], listening, follower.suspect_replicas)
         try:
@@ -171,10 +182,10 @@ def serve(
         raise SetupError("A worker process cannot start", next_step="Its messages stand above")
 
 
-def _checked(folder: Path, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
+def _checked(layout: Layout, address: str, certificate: Certificate | None, *, insecure: bool) -> bool:
     """Whether requests need tokens. Refuses unsafe settings and unreadable files at the start, not at every request."""
-    _check_writable(Layout(folder))
-    verifier = Verifier(Layout(folder))
+    _check_writable(layout)
+    verifier = Verifier(layout)
     guarded = verifier.is_needed()
     check_exposure(address, tokens=guarded, tls=certificate is not None, insecure=insecure)
     verifier.check_files()
@@ -184,13 +195,13 @@ def _checked(folder: Path, address: str, certificate: Certificate | None, *, ins
 
 
 def _check_writable(layout: Layout) -> None:
-    for place in (layout.root, *(view.root for view in layout.views())):
+    views = [view.root for view in layout.views()] if layout.replicas is None else [layout.replicas]
+    for place in (layout.root, *views):
         if not os.access(place, os.W_OK):
             raise SetupError(
                 "This folder cannot be written to, and the replicas that are served lie in it",
                 where=str(place),
-                next_step="Let this process's user write there; or serve a view's checkpoint from another folder: "
-                "`stateside serve CHECKPOINT --dir OTHER`",
+                next_step="Let this process's user write there; or keep replicas elsewhere: --replicas FOLDER",
             )
 
 
@@ -202,6 +213,7 @@ def _config(address: str, certificate: Certificate | None, workers: int, worker:
         host=address,
         backlog=BACKLOG,
         timeout_graceful_shutdown=WORKER_STOP_S,
+        timeout_worker_healthcheck=WORKER_ANSWER_S,
         ssl_certfile=certificate.certificate if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
         ssl_context_factory=_tls_context if certificate else None,
