@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.sizes import not_in_fast
+from tests.sizes import in_full, not_in_fast
 
 TOP = Path(__file__).resolve().parents[2]
 HOSTS = ("pypi\\.org", "pythonhosted\\.org", "maven\\.org", "maven\\.apache\\.org/maven2")
@@ -216,6 +216,7 @@ class TestWholeSetup:
         assert "Traceback" not in done.stderr
 
     @pytest.mark.network
+    @in_full("the lock of the packages is tampered with below")
     def test_a_tampered_bootstrap_lock_installs_nothing(self, tmp_path: Path) -> None:
         folder = fresh_copy(tmp_path)
         tamper(folder / "tools" / "bootstrap.lock", "uv==")
@@ -233,6 +234,7 @@ class TestWholeSetup:
         assert "not the one that was locked" in done.stderr.splitlines()[-1]
 
     @pytest.mark.network
+    @in_full("a tampered lock is refused in the same way")
     def test_a_lock_that_is_older_than_pyproject_is_refused(self, tmp_path: Path) -> None:
         folder = fresh_copy(tmp_path)
         project = folder / "pyproject.toml"
