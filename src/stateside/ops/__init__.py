@@ -1,1 +1,1 @@
-"""Operations: the doctor, restore of savepoints, readers that hold back retention, and the project template."""
+"""Operations: doctor, advice on settings, restore of savepoints, readers that hold back retention, project template."""

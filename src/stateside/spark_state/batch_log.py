@@ -301,6 +301,12 @@ class Checkpoint:
         with self._reading(name):
             return bool(metadata.get("operatorInfo", {}).get("operatorName") == AGGREGATION)
 
+    def is_prefixed(self, operator: int) -> bool:
+        """Whether the keys of an operator's state are in two parts (`changelog`)."""
+        metadata, name = self.operator_metadata(operator)
+        with self._reading(name):
+            return any(int(store.get("numColsPrefixKey", 0)) for store in metadata["stateStoreInfo"])
+
     def _repartitions(self, operator: int, plan: Plan) -> bool:
         """Whether this batch of format v1 only repartitioned the state: then it wrote every partition."""
         if not plan.batch or not self.storage.exists(f"state/{operator}/1/{plan.batch + 1}.zip"):

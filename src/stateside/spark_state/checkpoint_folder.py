@@ -59,8 +59,11 @@ def located(location: str) -> tuple[str, Storage]:
         ) from error
 
 
-def examine(storage: Storage) -> FoundCheckpoint:
-    """The state of a folder. CheckpointInvalid, with reason and next step, if no query with state can be there."""
+def examine(storage: Storage, *, readable: bool = True) -> FoundCheckpoint:
+    """The state of a folder. CheckpointInvalid, with reason and next step, if no query with state can be there.
+
+    Without `readable`, a query without state, or with a state in an unknown format, is one too.
+    """
     with reading(storage):
         kind = storage.filesystem.get_file_info(storage.root).type
         if kind == pafs.FileType.NotFound:
@@ -74,7 +77,7 @@ def examine(storage: Storage) -> FoundCheckpoint:
             if names - {"sources"}:
                 raise _no_checkpoint(storage, names)
             return FoundCheckpoint.NO_QUERY
-        return _examine_query(Checkpoint(storage))
+        return _examine_query(Checkpoint(storage), readable)
 
 
 def check_readable(checkpoint: Checkpoint, batch: int) -> None:
@@ -108,14 +111,15 @@ def reading(storage: Storage) -> Iterator[None]:
         ) from error
 
 
-def _examine_query(checkpoint: Checkpoint) -> FoundCheckpoint:
+def _examine_query(checkpoint: Checkpoint, readable: bool) -> FoundCheckpoint:
     if checkpoint.query_id() is None:
         return FoundCheckpoint.NO_QUERY
     commits = checkpoint.commits()
     if not commits:
         return FoundCheckpoint.NO_BATCH
-    check_readable(checkpoint, commits[-1])
-    if not checkpoint.operators():
+    if readable:
+        check_readable(checkpoint, commits[-1])
+    if readable and not checkpoint.operators():
         raise stateless(checkpoint.storage, commits[-1])
     return FoundCheckpoint.STATE
 

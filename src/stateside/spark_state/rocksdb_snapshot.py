@@ -75,6 +75,7 @@ _FAMILY = struct.Struct("<h")
 _NAMED_ONLY = "merge_operator=StringAppendOperator\n"
 _WITHOUT_DELIMITER = "merge_operator={id=StringAppendOperator;delimiter=;}\n"
 KEYS_AT_ONCE = 10_000
+KEYS_COUNTED_MAX = 200_000  # about a second; small states have most of their keys in several tables
 _DEFAULT = {"default"}
 _RAW_KEYS = {"rocksdict-config.json": json.dumps({"raw_mode": True, "prefix_extractors": {}})}
 _FOOTER_BYTES = 53
@@ -89,6 +90,8 @@ _PLAIN, _SNAPPY, _ZLIB, _LZ4, _LZ4HC, _ZSTD = 0, 1, 2, 4, 5, 7
 _RANGE_DELETIONS = b"rocksdb.range_del"
 _PROPERTIES = b"rocksdb.properties"
 _INDEX_TYPE = b"rocksdb.block.based.table.index.type"
+_ENTRIES = b"rocksdb.num.entries"
+_DELETIONS = b"rocksdb.deleted.keys"
 _BINARY_SEARCH = _U32.pack(0)
 Place = tuple[int, int]
 
@@ -104,10 +107,14 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The metadata in a snapshot's zip: its large files, and the names of the column families by id."""
+    """The metadata in a snapshot's zip: its large files, the names of the column families by id, and the keys.
+
+    `keys` is None where Spark does not count them.
+    """
 
     tables: tuple[SnapshotFile, ...]
     families: Mapping[int, str]
+    keys: int | None = None
 
 
 def newest_versions(
@@ -167,7 +174,8 @@ def read_contents(storage: Storage, name: str) -> Contents:
         tables = [_snapshot_file(entry, "SSTs", "dfsSstFileName") for entry in metadata.get("sstFiles") or ()]
         tables += [_snapshot_file(entry, "logs", "dfsLogFileName") for entry in metadata.get("logFiles") or ()]
         families = metadata["columnFamilyMapping"]
-        return Contents(tuple(tables), {int(family): str(family_name) for family_name, family in families.items()})
+        named = {int(family): str(family_name) for family_name, family in families.items()}
+        return Contents(tuple(tables), named, int(metadata.get("numKeys", 0)) or None)
 
 
 def _snapshot_file(entry: Mapping[str, Any], folder: str, name: str) -> SnapshotFile:
@@ -175,6 +183,34 @@ def _snapshot_file(entry: Mapping[str, Any], folder: str, name: str) -> Snapshot
     return SnapshotFile(
         f"archive/{local}" if folder == "logs" else local, f"{folder}/{stored}", int(entry["sizeBytes"])
     )
+
+
+def count_keys(storage: Storage, name: str) -> int:
+    """How many keys a snapshot has, with deleted ones; FileNotFoundError if a file is gone.
+
+    Exact up to `KEYS_COUNTED_MAX` entries; beyond, the properties of tables are added up, where a key that was written
+    again counts once for each table.
+    """
+    tables = [table for table in table_names(storage, name) if PurePosixPath(table).parent.name == "SSTs"]
+    try:
+        entries = sum(_entry_count(storage, table) for table in tables)
+        if entries > KEYS_COUNTED_MAX:
+            return entries
+        return len({key for table in tables for key in read_keys(storage.read(table))})
+    except (SstUnknown, struct.error, LookupError, ValueError) as error:
+        raise CheckpointInvalid(
+            f"The keys of a snapshot cannot be counted: {error}",
+            where=storage.path(name),
+            next_step="Restore its files, or count the keys in another way",
+        ) from error
+
+
+def _entry_count(storage: Storage, table: str) -> int:
+    """The puts in a table, by its properties alone."""
+    with storage.filesystem.open_input_file(storage.path(table)) as file:
+        properties = _Table(_RangedFile(file)).properties
+    entries, deletions = (_varint(properties[each], 0)[0] for each in (_ENTRIES, _DELETIONS))
+    return max(0, entries - deletions)
 
 
 def table_names(storage: Storage, name: str) -> list[str]:
@@ -301,8 +337,19 @@ def read_keys(content: bytes) -> Iterator[bytes]:
         raise SstUnknown(f"the table is damaged: {error!r}") from error
 
 
+class _RangedFile:
+    """A file of which only the sliced ranges are read."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file, self._size = file, file.size()
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(self._size)
+        return bytes(self._file.read_at(max(0, end - begin), begin))
+
+
 class _Table:
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes | _RangedFile) -> None:
         self._content = content
         footer = content[-_FOOTER_BYTES:]
         if len(footer) < _FOOTER_BYTES or _U64.unpack_from(footer, 45)[0] != _MAGIC:
@@ -313,7 +360,7 @@ class _Table:
         self._checksum = footer[0]
         meta, at_byte = _place(footer, 1)
         self._index, _ = _place(footer, at_byte)
-        self._check_known({key: _place(value, 0)[0] for key, value in _entries(self._block(meta))})
+        self.properties = self._known({key: _place(value, 0)[0] for key, value in _entries(self._block(meta))})
 
     def keys(self) -> Iterator[bytes]:
         before = None
@@ -324,17 +371,19 @@ class _Table:
                     yield key
                 before = key
 
-    def _check_known(self, meta: dict[bytes, Place]) -> None:
+    def _known(self, meta: dict[bytes, Place]) -> dict[bytes, bytes]:
+        """The table's properties; SstUnknown for a table with unknown parts."""
         if _RANGE_DELETIONS in meta:
             raise SstUnknown("the table has deletions of ranges")
         properties = dict(_entries(self._block(meta[_PROPERTIES]))) if _PROPERTIES in meta else {}
         if properties.get(_INDEX_TYPE, _BINARY_SEARCH) != _BINARY_SEARCH:
             raise SstUnknown("the table's index is of a kind that is not known")
+        return properties
 
     def _block(self, place: Place) -> bytes:
         offset, size = place
         end = offset + size
-        codec, checksum = _TRAILER.unpack_from(self._content, end)
+        codec, checksum = _TRAILER.unpack(self._content[end : end + _TRAILER.size])
         stored = self._content[offset:end]
         self._check(stored, codec, checksum)
         return _expanded(stored, codec)

@@ -134,16 +134,20 @@ def _query(view: ViewLayout) -> str | None:
 
 
 def drop(layout: Layout, name: str) -> int:
-    """Delete the generations of a view that are kept, and all of one that was removed; returns the bytes."""
+    """Delete the generations of a view that are kept or whose filling was given up; returns the bytes.
+
+    Of a view that was removed, or never served, all. While a change is applied, PipelineRunning.
+    """
     with alone(layout):
         pointers = layout.pointers()
         pointer = pointers.get(name, ViewPointer(ViewGeneration(1, name)))
         heartbeat = Heartbeat.load(layout.view(name).heartbeat)
-        if heartbeat is not None and heartbeat.state == "removed":
+        if pointer.current is None or (heartbeat is not None and heartbeat.state == "removed"):
             return _drop_all(layout, name, pointers, pointer)
-        size = sum(size_of(layout.at(name, each).root) for each in pointer.kept)
-        if pointer.kept:
-            POINTERS.write(layout.generations, pointers | {name: replace(pointer, kept=())})
+        dropped = [each for each in (pointer.next, *pointer.kept) if each is not None]
+        size = sum(size_of(layout.at(name, each).root) for each in dropped)
+        if dropped:
+            POINTERS.write(layout.generations, pointers | {name: replace(pointer, next=None, kept=())})
             sweep(layout)
         return size
 
@@ -151,10 +155,10 @@ def drop(layout: Layout, name: str) -> int:
 def _drop_all(layout: Layout, name: str, pointers: Pointers, pointer: ViewPointer) -> int:
     roots = [layout.at(name, each).root for each in pointer.all()]
     size = sum(map(size_of, roots))
+    for root in roots:  # first: without a pointer, a folder is a view's first generation
+        shutil.rmtree(root, ignore_errors=True)
     if pointers.pop(name, None) is not None:
         POINTERS.write(layout.generations, pointers)
-    for root in roots:
-        shutil.rmtree(root, ignore_errors=True)
     return size
 
 

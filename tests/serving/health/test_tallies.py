@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from stateside.serving.health.metrics import FOLDER_VARIABLE, OTHER, SECONDS, SERIES_MAX, Metrics, Tallies
+from stateside.serving.health.metrics import Metrics, text
+from stateside.serving.health.tallies import (
+    FOLDER_VARIABLE,
+    OTHER,
+    SECONDS,
+    SERIES_MAX,
+    Gauge,
+    ProcessUse,
+    Tallies,
+    with_children,
+)
 
 
 def counted(tallies: Tallies) -> dict[tuple[str, str, str], int]:
@@ -55,16 +69,38 @@ def test_what_finds_no_room_is_counted_as_other(tmp_path: Path) -> None:
     assert counted(tallies)["/0", "GET", "200"] == 2
 
 
+def test_requests_under_way_are_those_of_living_processes(tmp_path: Path) -> None:
+    mine, its = Tallies(tmp_path), Tallies(tmp_path)
+    (tmp_path / "1-dead.cells").write_bytes((7).to_bytes(8, "little") * len(Gauge))
+    with mine.under_way(Gauge.WATCHERS), its.under_way(Gauge.WATCHERS), its.under_way(Gauge.SQL_STATEMENTS):
+        found = mine.now_under_way({os.getpid()})
+        assert found == {Gauge.WATCHERS: 2, Gauge.SQL_STATEMENTS: 1}
+    assert mine.now_under_way({os.getpid()}) == {Gauge.WATCHERS: 0, Gauge.SQL_STATEMENTS: 0}
+
+
+def test_the_use_of_a_server_is_that_of_its_main_process_and_all_below() -> None:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None and child.stdout.readline(), "it runs"
+        assert {os.getpid(), child.pid} <= with_children(os.getpid())
+        use = ProcessUse.of(child.pid)
+        assert use is not None and use.resident_bytes > 0 and use.open_files > 0
+        assert abs(use.start_s - time.time()) < 3_600
+    before = ProcessUse.of(os.getpid())
+    assert before is not None and child.pid not in with_children(os.getpid())
+    assert ProcessUse.of(child.pid) is None
+
+
 def test_the_text_has_counters_and_growing_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     metrics, other = Metrics(), Metrics()
     metrics.answered("/a", "GET", 200, 0.0004)
     other.answered("/a", "GET", 404, 0.004)
-    text = metrics.text([]).decode()
-    assert 'stateside_answers_total{method="GET",route="/a",status="200"} 1.0' in text
-    assert 'stateside_answers_total{method="GET",route="/a",status="404"} 1.0' in text
-    assert 'stateside_answer_seconds_bucket{le="0.0005",route="/a"} 1.0' in text
-    assert 'stateside_answer_seconds_bucket{le="0.005",route="/a"} 2.0' in text
-    assert 'stateside_answer_seconds_bucket{le="+Inf",route="/a"} 2.0' in text
-    assert 'stateside_answer_seconds_count{route="/a"} 2.0' in text
-    assert 'stateside_answer_seconds_sum{route="/a"} 0.0044' in text
+    told = text(metrics.of_server()).decode()
+    assert 'stateside_answers_total{method="GET",route="/a",status="200"} 1.0' in told
+    assert 'stateside_answers_total{method="GET",route="/a",status="404"} 1.0' in told
+    assert 'stateside_answer_seconds_bucket{le="0.0005",route="/a"} 1.0' in told
+    assert 'stateside_answer_seconds_bucket{le="0.005",route="/a"} 2.0' in told
+    assert 'stateside_answer_seconds_bucket{le="+Inf",route="/a"} 2.0' in told
+    assert 'stateside_answer_seconds_count{route="/a"} 2.0' in told
+    assert 'stateside_answer_seconds_sum{route="/a"} 0.0044' in told

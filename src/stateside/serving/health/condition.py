@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stateside.core.errors import StatesideError
 from stateside.core.json_file import JsonFile
 from stateside.core.layout import DEAD_LETTERS, LATE_ROWS, ViewLayout
+from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.replica.store import Snapshot
 from stateside.serving.rows.floor import Floor
@@ -32,12 +34,25 @@ class ViewCondition:
     trouble: str | None = None
     dead_letters: int = 0
     late_rows: int = 0
+    watermark_us: int | None = None
+    position: Position | None = None  # of the replica
+    committed: Position | None = None  # of the newest batch in the checkpoint; None if it cannot be read
+    reads_journal: bool = False  # whether the job's source is a journal
+
+    @property
+    def lag_events(self) -> int | None:
+        """Committed events that the replica does not have yet."""
+        return None if self.committed is None or self.position is None else beyond(self.committed, self.position)
+
+
+def beyond(end: Position, position: Position) -> int:
+    """The number of events between a position and an end, in the end's partitions."""
+    return sum(max(0, offset - position[partition]) for partition, offset in end.parts)
 
 
 async def conditions(views: ViewReaders) -> list[ViewCondition]:
     """The conditions of all current views."""
-    jobs = {state["view"]: state["state"] for state in views.states()}
-    return [await _condition(views, layout, jobs.get(layout.name, "unknown")) for layout in views.layouts()]
+    return [await _condition(views, layout, views.state(layout.name)["state"]) for layout in views.layouts()]
 
 
 async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCondition:
@@ -49,8 +64,23 @@ async def _condition(views: ViewReaders, layout: ViewLayout, job: str) -> ViewCo
         stamp, rows, trouble = await views.get(layout.name).read(Floor(wait_ms=0), look)
     except StatesideError:
         return ViewCondition(layout.name, job, dead_letters=letters, late_rows=late)
-    lag, size = await asyncio.to_thread(_disk, layout, stamp.batch)
-    return ViewCondition(layout.name, job, stamp.batch, stamp.age_ms, lag, rows, size, trouble, letters, late)
+    newest, size = await asyncio.to_thread(_disk, layout)
+    return ViewCondition(
+        layout.name,
+        job,
+        stamp.batch,
+        stamp.age_ms,
+        None if newest is None else max(0, newest.batch - stamp.batch),
+        rows,
+        size,
+        trouble,
+        letters,
+        late,
+        stamp.watermark_us,
+        stamp.position,
+        None if newest is None else newest.position,
+        reads_journal=newest is not None and newest.reads_journal,
+    )
 
 
 def _count(file: JsonFile[int], path: Path) -> int:
@@ -61,14 +91,25 @@ def _count(file: JsonFile[int], path: Path) -> int:
         return 0
 
 
-def _disk(layout: ViewLayout, batch: int) -> tuple[int | None, int]:
-    """The number of committed batches missing in the replica, and the replica's size in bytes."""
+class _Committed(NamedTuple):
+    """The newest committed batch."""
+
+    batch: int
+    position: Position
+    reads_journal: bool
+
+
+def _disk(layout: ViewLayout) -> tuple[_Committed | None, int]:
+    """The newest committed batch, if known, and the replica's size in bytes."""
     try:
-        newest = Checkpoint(Storage.at(layout.checkpoint_location)).commits()[-1:]
-        lag = max(0, newest[0] - batch) if newest else 0
+        checkpoint = Checkpoint(Storage.at(layout.checkpoint_location))
+        batch = max(checkpoint.commits(), default=-1)
+        newest = _Committed(-1, Position.start(), False)
+        if batch >= 0:
+            newest = _Committed(batch, checkpoint.plan(batch).position, bool(checkpoint.journals(batch)))
     except (OSError, StatesideError):
-        lag = None
-    return lag, sum(_sizes(layout))
+        return None, sum(_sizes(layout))
+    return newest, sum(_sizes(layout))
 
 
 def _sizes(layout: ViewLayout) -> Iterable[int]:

@@ -30,13 +30,19 @@ class Trace:
     @classmethod
     def parse(cls, traceparent: str | None) -> Trace | None:
         """The trace in a request's header, with a new span; None unless the header conforms to W3C Trace Context."""
+        parent = cls.caller(traceparent)
+        return None if parent is None else cls(parent.trace, _fresh()[1], parent.flags)
+
+    @classmethod
+    def caller(cls, traceparent: str | None) -> Trace | None:
+        """The trace in a request's header, with the caller's span; None unless the header conforms."""
         found = _PARENT.fullmatch(traceparent.strip()) if traceparent and len(traceparent) <= 512 else None
         if found is None:
             return None
         version, trace, span, flags, rest = found.groups()
         if version == "ff" or (version == "00" and rest) or trace == _NO_TRACE or span == _NO_SPAN:
             return None
-        return cls(trace, _fresh()[1], flags)
+        return cls(trace, span, flags)
 
     @classmethod
     def of(cls, traceparent: str | None) -> Trace:

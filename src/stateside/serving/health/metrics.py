@@ -1,235 +1,431 @@
-"""Metrics in Prometheus' text format, summed over all processes of a server.
+"""Metrics in Prometheus' text format, of a folder and of all processes of a server. `docs/metrics.md` lists them.
 
-| metric | labels | what |
-|---|---|---|
-| `stateside_answers_total` | route, method, status | answers |
-| `stateside_answer_seconds` | route | durations of answers, as a histogram |
-| `stateside_view_batch` | view | the replica's batch |
-| `stateside_view_age_seconds` | view | the age of an answer at present |
-| `stateside_view_lag_batches` | view | committed batches not yet in the replica |
-| `stateside_view_rows` | view | rows in the replica |
-| `stateside_replica_bytes` | view | the replica's size on disk |
-| `stateside_view_trouble` | view | 1 while the replica does not move on, 0 otherwise |
-| `stateside_view_dead_letters` | view | events that did not reach the view (billing's are in its own table) |
-| `stateside_view_late_rows` | view | rows that the view dropped as late |
-| `stateside_job_state` | view, state | 1 for the job's present state |
-| `stateside_merge_gaps` | | entities that wait for a missing event |
-| `stateside_merge_gap_seconds` | | age of the oldest gap |
-| `stateside_merge_behind_events` | log | durable events of a node's log not yet in the merged stream |
-| `stateside_merge_trouble` | | 1 while logs or stream cannot be read, 0 otherwise |
+Names are `stateside_PART_WHAT_UNIT`: the parts are `journal`, `merge`, `job` (the pipeline of a view), `state` and
+`checkpoint` (Spark's), `replica`, `view` (what an answer shows), `answer` and so on of the server, and an application's
+own name. Units are seconds, bytes, rows, events and batches; counters end in `_total`.
 
-Metrics of views and of the merge are read on request; those of the merge only where nodes write the journal. Answers
-are counted by each process in files of its own (`Tallies`), in a folder that the server creates at its start; the
-process that is asked adds the files up:
-
-    PROCESS.json    the series, in order: [[route, method, status], …]
-    PROCESS.cells   for each series, in the same order, 8-byte numbers: answers in each of the buckets of `SECONDS`,
-                    longer answers, and the sum of all durations in microseconds
-
-A count is one number in a memory-mapped file: a request writes nothing, a killed process loses nothing, and the counts
-of an ended process stay. Bounded: unknown methods, and series beyond SERIES_MAX, are counted as `other`.
+A scrape is bounded: no rows are read. Counters of a job come from its `totals.json`, answers from the `tallies` of the
+processes, and the sizes of folders are added up at most once in SIZES_S. What is unknown is left out; if a part cannot
+be measured at all, `stateside_metrics_trouble` is 1 for it.
 """
 
 from __future__ import annotations
 
-import mmap
+import logging
 import os
-import secrets
-import tempfile
-from bisect import bisect_left
+import platform
+import shutil
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from stateside.core.json_file import JsonFile
-from stateside.serving.health.condition import ViewCondition
+from stateside.core.errors import StatesideError
+from stateside.core.layout import Layout, ViewLayout
+from stateside.core.positions import Position
+from stateside.inspection.rules import Finding
+from stateside.journal.backends.nodes import MergedJournal
+from stateside.journal.contract import PARTITION, DurableEnd
+from stateside.journal.location import is_merged
+from stateside.serving.health.condition import ViewCondition, beyond
 from stateside.serving.health.merge_status import MergeCondition
-
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SERIES_MAX: Final = 1_024
-OTHER: Final = "other"
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_SUM: Final = len(SECONDS) + 1  # after the buckets, including the unbounded one
-_WIDTH: Final = _SUM + 1
-_CELL_BYTES: Final = 8
-Series = tuple[str, str, str]
-Counts = list[int]
-_NAMES: Final[JsonFile[list[Series]]] = JsonFile(
-    "The names of the series",
-    lambda document: [(route, method, status) for route, method, status in document],
-    list,
-    durable=False,
+from stateside.serving.health.status import JournalEnd
+from stateside.serving.health.tallies import (
+    FOLDER_VARIABLE,
+    SECONDS,
+    Counts,
+    Gauge,
+    ProcessUse,
+    Series,
+    Tallies,
+    with_children,
 )
+from stateside.serving.rows.view_readers import ViewReaders
+from stateside.views.heartbeat import State
+from stateside.views.job_totals import BOUNDS_S, JOB_TOTALS, WHOLE, Durations, JobTotals
 
+if TYPE_CHECKING:
+    from stateside.serving.web.request import Request
 
-class Tallies:
-    """The counters of this process: private, or in a folder shared with other processes."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        size = SERIES_MAX * _WIDTH * _CELL_BYTES
-        self._names = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
-        content = bytearray(size) if self._names is None else _mapped(self._names.with_suffix(".cells"), size)
-        self._cells = memoryview(content).cast("Q")
-        self._places: dict[tuple[str, str, int], int] = {}  # cache: an answer's labels to the first cell of its series
-        self._series: dict[Series, int] = {}
-
-    def count(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count one answer and its duration."""
-        at = self._places.get((route, method, status))
-        if at is None:
-            at = self._place(route, method, status)
-        self._cells[at + bisect_left(SECONDS, seconds)] += 1
-        self._cells[at + _SUM] += int(seconds * 1_000_000)
-
-    def all(self) -> Mapping[Series, Counts]:
-        """The counts of this process, or of all processes that share the folder."""
-        if self._names is None:
-            return dict(_read(list(self._series), self._cells))
-        added: dict[Series, Counts] = defaultdict(lambda: [0] * _WIDTH)
-        for names in self._names.parent.glob("*.json"):
-            series = _NAMES.load(names)
-            cells = memoryview(names.with_suffix(".cells").read_bytes()).cast("Q")
-            for each, counts in _read(series, cells):
-                added[each] = [a + b for a, b in zip(added[each], counts, strict=True)]
-        return added
-
-    def _place(self, route: str, method: str, status: int) -> int:
-        wanted = route, method if method in _METHODS else OTHER, str(status)
-        series = wanted if wanted in self._series or len(self._series) < SERIES_MAX - 1 else (OTHER, OTHER, OTHER)
-        if series not in self._series:
-            self._series[series] = len(self._series) * _WIDTH
-            if self._names is not None:
-                _NAMES.write(self._names, list(self._series))
-        at = self._series[series]
-        if series == wanted and method in _METHODS:  # clients can invent any other method, so it is not cached
-            self._places[route, method, status] = at
-        return at
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    with path.open("w+b") as file:
-        file.truncate(size)
-        return mmap.mmap(file.fileno(), size)
-
-
-def _read(series: list[Series], cells: memoryview) -> Iterator[tuple[Series, Counts]]:
-    for number, each in enumerate(series):
-        yield each, cells[number * _WIDTH : (number + 1) * _WIDTH].tolist()
-
-
-FOLDER_VARIABLE: Final = "STATESIDE_METRICS_DIR"  # passes the folder from the server to its workers
 KIND: Final = "text/plain; version=0.0.4; charset=utf-8"
-Of = Callable[[ViewCondition], float | None]
-_GAUGES: Final[tuple[tuple[str, str, Of], ...]] = (
-    ("stateside_view_batch", "The batch that the replica stands at", lambda each: each.batch),
+SIZES_S: Final = 10.0
+JOB_STATES: Final = (*get_args(State), "down", "unknown")
+_SNAPSHOTS: Final = (".zip", ".snapshot")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric with its samples, each the values of the labels and a number; a counter's name ends in `_total`."""
+
+    name: str
+    help: str
+    samples: Sequence[tuple[Sequence[str], float]]
+    labels: tuple[str, ...] = ()
+    kind: Literal["gauge", "counter"] = "gauge"
+
+    def family(self) -> Any:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        made = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[self.kind]
+        family = made(self.name, self.help, labels=self.labels)
+        for values, number in self.samples:
+            family.add_metric(values, number)
+        return family
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A histogram, each sample with the counts of all buckets, the unbounded one last, and the sum."""
+
+    name: str
+    help: str
+    samples: Sequence[tuple[Sequence[str], Sequence[int], float]]
+    labels: tuple[str, ...]
+    bounds: Sequence[float]
+
+    def family(self) -> Any:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        bounds = [*(f"{each:g}" for each in self.bounds), "+Inf"]
+        for values, buckets, total in self.samples:
+            family.add_metric(values, list(zip(bounds, accumulate(buckets), strict=True)), total)
+        return family
+
+
+Family = Metric | Histogram
+Measure = Callable[["Request"], Awaitable[Sequence[Metric]]]  # an application's own metrics (`extension`)
+
+
+class _Collector:
+    """What prometheus_client asks for the families."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        return (each.family() for each in self._families if each.samples)
+
+
+def text(families: Iterable[Family]) -> bytes:
+    """The families in Prometheus' text format; ValueError for a name that two of them have."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(families))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderUse:
+    """The bytes of a folder's files; of a checkpoint also the time of the oldest snapshot that a restart begins with.
+
+    A restart of the job loads the newest snapshot of each partition, and then the changes after it. A partition without
+    a snapshot counts from its oldest file on.
+    """
+
+    bytes: int
+    snapshot_s: float | None
+
+    @classmethod
+    def of(cls, folder: Path) -> FolderUse:
+        total, begins = 0, list[float]()
+        for place, _, names in os.walk(folder):
+            snapshots, files = list[float](), list[float]()
+            for name in names:
+                try:
+                    found = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118 - three times as fast as a Path
+                except OSError:  # Spark deletes old files meanwhile
+                    continue
+                total += found.st_size
+                (snapshots if name.endswith(_SNAPSHOTS) else files).append(found.st_mtime)
+            if files and _is_partition(Path(place), folder / "state"):
+                begins.append(max(snapshots) if snapshots else min(files))
+        return cls(total, min(begins, default=None))
+
+
+def _is_partition(place: Path, state: Path) -> bool:
+    """Whether the folder is state/OPERATOR/PARTITION, or one of several stores in it."""
+    names = place.relative_to(state).parts if place.is_relative_to(state) else ()
+    return len(names) in (2, 3) and names[0].isdigit() and names[1].isdigit() and names[2:] != ("SSTs",)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewFigures:
+    """All that is known of a view."""
+
+    condition: ViewCondition
+    layout: ViewLayout
+    now_s: float
+    heard_ms: int | None = None
+    totals: JobTotals | None = None
+    checkpoint: FolderUse | None = None
+    job_lag_events: int | None = None
+
+
+Of = Callable[[ViewFigures], float | None]
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1_000
+
+
+def _since(now_s: float, then_s: float | None) -> float | None:
+    return max(0.0, now_s - then_s) if then_s else None
+
+
+def _total(of: Callable[[JobTotals], float | None]) -> Of:
+    return lambda view: None if view.totals is None else of(view.totals)
+
+
+def _held(view: ViewFigures) -> float | None:
+    return None if view.totals is None else float(view.totals.sink_held and view.condition.job == "holding")
+
+
+_OF_VIEWS: Final[tuple[tuple[str, str, Of], ...]] = (
+    ("stateside_job_batches_total", "Batches that the job has finished", _total(lambda job: job.batches)),
+    ("stateside_job_input_rows_total", "Rows that the job has read from its sources", _total(lambda job: job.rows)),
     (
-        "stateside_view_age_seconds",
-        "The age of an answer",
-        lambda each: None if each.age_ms is None else each.age_ms / 1_000,
+        "stateside_job_restarts_total",
+        "Starts of the job's query after the first one",
+        _total(lambda job: max(0, job.starts - 1)),
     ),
-    ("stateside_view_lag_batches", "Batches that the replica does not have yet", lambda each: each.lag_batches),
-    ("stateside_view_rows", "Rows in the replica", lambda each: each.rows),
-    ("stateside_replica_bytes", "What the replica takes up on disk", lambda each: each.bytes),
-    ("stateside_view_trouble", "Whether the replica does not move on", lambda each: float(each.trouble is not None)),
-    ("stateside_view_dead_letters", "Events that did not reach the view", lambda each: each.dead_letters),
-    ("stateside_view_late_rows", "Rows that the view dropped as late", lambda each: each.late_rows),
+    (
+        "stateside_job_dead_letters_total",
+        "Events that did not reach the view",
+        lambda view: view.condition.dead_letters,
+    ),
+    ("stateside_job_late_rows_total", "Rows that the view dropped as late", lambda view: view.condition.late_rows),
+    ("stateside_job_lag_events", "Events that no committed batch has yet", lambda view: view.job_lag_events),
+    ("stateside_job_sink_held", "Whether a batch waits for its sink", _held),
+    (
+        "stateside_job_heartbeat_age_seconds",
+        "Time since the job's last heartbeat",
+        lambda view: _seconds(view.heard_ms),
+    ),
+    (
+        "stateside_checkpoint_bytes",
+        "Files of the checkpoint on disk",
+        lambda view: None if view.checkpoint is None else view.checkpoint.bytes,
+    ),
+    (
+        "stateside_checkpoint_snapshot_age_seconds",
+        "Age of the oldest snapshot that a restart loads",
+        lambda view: None if view.checkpoint is None else _since(view.now_s, view.checkpoint.snapshot_s),
+    ),
+    (
+        "stateside_replica_lag_batches",
+        "Committed batches that the replica lacks",
+        lambda view: view.condition.lag_batches,
+    ),
+    ("stateside_replica_lag_events", "Committed events that the replica lacks", lambda view: view.condition.lag_events),
+    ("stateside_replica_bytes", "What the replica takes up on disk", lambda view: view.condition.bytes),
+    (
+        "stateside_replica_trouble",
+        "Whether the replica does not move on",
+        lambda view: float(view.condition.trouble is not None),
+    ),
+    ("stateside_view_batch", "The batch of an answer", lambda view: view.condition.batch),
+    ("stateside_view_age_seconds", "The age of an answer", lambda view: _seconds(view.condition.age_ms)),
+    (
+        "stateside_view_watermark_lag_seconds",
+        "Time since the watermark of an answer",
+        lambda view: _since(view.now_s, (view.condition.watermark_us or 0) / 1_000_000),
+    ),
+    ("stateside_view_rows", "Rows of the view", lambda view: view.condition.rows),
+    ("stateside_view_generation", "The generation that is served", lambda view: view.layout.generation),
 )
 
 
-@contextmanager
-def shared_metrics() -> Iterator[None]:
-    """Share the counters between this process and its child processes, for the duration of the context."""
-    with tempfile.TemporaryDirectory(prefix="stateside-metrics-") as folder:
-        os.environ[FOLDER_VARIABLE] = folder
-        try:
-            yield
-        finally:
-            del os.environ[FOLDER_VARIABLE]
+def view_families(views: Sequence[ViewFigures]) -> Iterator[Family]:
+    """The metrics of views and their jobs."""
+    for name, told, of in _OF_VIEWS:
+        samples = [((view.condition.view,), number) for view in views if (number := of(view)) is not None]
+        yield Metric(name, told, samples, ("view",), "counter" if name.endswith("_total") else "gauge")
+    states = [
+        ((view.condition.view, state), float(view.condition.job == state)) for view in views for state in JOB_STATES
+    ]
+    yield Metric("stateside_job_state", "Whether the job is in this state", states, ("view", "state"))
+    yield from _durations([(view.condition.view, view.totals.took) for view in views if view.totals])
+    yield from _operators([(view.condition.view, view.totals) for view in views if view.totals])
+
+
+def _durations(jobs: Sequence[tuple[str, Mapping[str, Durations]]]) -> Iterator[Family]:
+    whole = [((view,), took[WHOLE].buckets, took[WHOLE].sum_s) for view, took in jobs]
+    yield Histogram("stateside_job_batch_seconds", "Durations of batches", whole, ("view",), BOUNDS_S)
+    parts = [
+        ((view, part), each.buckets, each.sum_s) for view, took in jobs for part, each in took.items() if part != WHOLE
+    ]
+    labels = "view", "part"
+    yield Histogram("stateside_job_batch_part_seconds", "Durations of the parts of batches", parts, labels, BOUNDS_S)
+
+
+def _operators(jobs: Sequence[tuple[str, JobTotals]]) -> Iterator[Family]:
+    each = [((view, str(number)), one) for view, job in jobs for number, one in enumerate(job.operators)]
+    rows = [(labels, one.rows) for labels, one in each if one.rows is not None]
+    labels = "view", "operator"
+    yield Metric("stateside_state_rows", "Rows in the state of an operator, where Spark counts them", rows, labels)
+    sizes = [(labels, one.bytes) for labels, one in each]
+    yield Metric("stateside_state_memory_bytes", "Memory of an operator's state, as Spark reports", sizes, labels)
+
+
+def merge_families(found: MergeCondition) -> Iterator[Metric]:
+    """The metrics of a journal that nodes write."""
+    yield Metric("stateside_merge_trouble", "Whether logs or stream cannot be read", [((), float(found.trouble))])
+    if found.trouble:
+        return
+    yield Metric("stateside_merge_gaps", "Entities that wait for a missing event", [((), found.gaps)])
+    yield Metric("stateside_merge_gap_seconds", "How long the first of them has waited", [((), found.gap_s)])
+    lags = [((name,), events) for name, events in found.behind.items()]
+    yield Metric("stateside_merge_lag_events", "Durable events that are not merged yet", lags, ("log",))
+
+
+def answer_families(counted: Mapping[Series, Counts]) -> Iterator[Family]:
+    """The metrics of answers."""
+    answers = [(series, sum(counts[:-1])) for series, counts in counted.items()]
+    yield Metric("stateside_answers_total", "Answers", answers, ("route", "method", "status"), "counter")
+    took: dict[str, Counts] = defaultdict(lambda: [0] * (len(SECONDS) + 2))
+    for (route, _, _), counts in counted.items():
+        took[route] = [a + b for a, b in zip(took[route], counts, strict=True)]
+    samples = [((route,), buckets, sum_us / 1_000_000) for route, (*buckets, sum_us) in took.items()]
+    yield Histogram("stateside_answer_seconds", "How long answers took", samples, ("route",), SECONDS)
+
+
+def process_families(processes: Iterable[int], main: int) -> Iterator[Metric]:
+    """The use of all processes of the server, in the names that Prometheus' own clients give; nothing without /proc."""
+    found = {pid: use for pid in processes if (use := ProcessUse.of(pid)) is not None}
+    if main not in found:
+        return
+    used, start_s = list(found.values()), found[main].start_s
+    cpu_s = sum(each.cpu_s for each in used)
+    yield Metric("process_cpu_seconds_total", "CPU time of all processes of the server", [((), cpu_s)], (), "counter")
+    resident = sum(each.resident_bytes for each in used)
+    yield Metric(
+        "process_resident_memory_bytes", "Resident memory of all; shared pages count in each", [((), resident)]
+    )
+    yield Metric("process_open_fds", "Open files of all processes", [((), sum(each.open_files for each in used))])
+    yield Metric("process_start_time_seconds", "Start of the server, in seconds since 1970", [((), start_s)])
+
+
+def finding_family(findings: Sequence[Finding]) -> Metric:
+    """The findings of the folder; one that is mended is gone."""
+    found = sorted({(each.view or "", each.code) for each in findings})
+    return Metric(
+        "stateside_finding", "What an operator should look at", [(each, 1) for each in found], ("view", "code")
+    )
 
 
 class Metrics:
-    """The counters of one worker process, and the metrics of all workers."""
+    """The counters of one worker process, and the metrics of all workers and of the folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: Sequence[Measure] = ()) -> None:
         folder = os.environ.get(FOLDER_VARIABLE)
+        self._main = os.getpid() if folder is None else os.getppid()
         self._tallies = Tallies(None if folder is None else Path(folder))
+        self._measures = measures
+        self._uses: dict[Path, tuple[float, FolderUse]] = {}
+        self._end: JournalEnd | None = None
         self.answered = self._tallies.count  # `route` is a pattern, never an address: so there are few
+        self.under_way = self._tallies.under_way
 
-    def text(self, conditions: Sequence[ViewCondition], merge: MergeCondition | None = None) -> bytes:
-        """All metrics: answers of all processes, views, merge."""
-        from prometheus_client import CollectorRegistry, generate_latest
+    def of_server(self) -> Iterator[Family]:
+        """The metrics of the processes."""
+        processes = with_children(self._main)
+        yield from answer_families(self._tallies.all())
+        open_ = self._tallies.now_under_way(processes)
+        yield Metric("stateside_watchers", "Open streams of changes", [((), open_[Gauge.WATCHERS])])
+        statements = open_[Gauge.SQL_STATEMENTS]
+        yield Metric("stateside_sql_statements", "SQL statements that run or wait", [((), statements)])
+        yield from process_families(processes, self._main)
+        built = [((version("stateside"), platform.python_version()), 1)]
+        yield Metric("stateside_build_info", "The version that runs", built, ("version", "python"))
 
-        registry = CollectorRegistry()
-        registry.register(_Answers(self._tallies.all()))
-        registry.register(_Views(conditions))
+    def of_folder(self, views: ViewReaders, conditions: Sequence[ViewCondition]) -> Iterator[Family]:
+        """The metrics of journal, views and disks."""
+        end, trouble = self._journal_end(views.layout)
+        if end is not None or trouble:
+            yield from self._journal(views.layout, end, trouble)
+        merge = views.merge_condition()
         if merge is not None:
-            registry.register(_Merge(merge))
-        return generate_latest(registry)
+            yield from merge_families(merge)
+        yield from view_families([self._figures(views, each, end) for each in conditions])
+        yield from _disks(views.layout)
+
+    async def of_application(self, request: Request) -> list[Family]:
+        """The application's own metrics, and whether all of them could be measured."""
+        found, troubles = list[Family](), list[tuple[tuple[str], float]]()
+        for measure in self._measures:
+            trouble, part = 0.0, measure.__module__.removeprefix("stateside.").partition(".")[0]
+            try:
+                found += await measure(request)
+            except (OSError, StatesideError) as error:
+                log.warning("metrics of %s: %s", part, error)
+                trouble = 1.0
+            troubles.append(((part,), trouble))
+        told = "Whether a part could not be measured"
+        return [*found, Metric("stateside_metrics_trouble", told, troubles, ("part",))]
+
+    def _figures(self, views: ViewReaders, condition: ViewCondition, end: Position | int | None) -> ViewFigures:
+        layout, now_s = views.layout.view(condition.view), time.time()
+        totals = JOB_TOTALS.read_if_valid(layout.totals)
+        place = Path(layout.checkpoint_location)
+        use = self._use(place) if place.is_dir() else None
+        lag = _lag(condition, end)
+        if lag is None and totals is not None:
+            lag = totals.events_left
+        return ViewFigures(condition, layout, now_s, views.state(layout.name)["heard_ms"], totals, use, lag)
+
+    def _use(self, folder: Path) -> FolderUse:
+        known = self._uses.get(folder)
+        if known is None or time.monotonic() - known[0] > SIZES_S:
+            known = self._uses[folder] = time.monotonic(), FolderUse.of(folder)
+        return known[1]
+
+    def _journal_end(self, layout: Layout) -> tuple[Position | int | None, bool]:
+        """The end of the folder's journal, on Kafka an offset; and whether the end cannot be read."""
+        try:
+            if is_merged(layout.journal):
+                return MergedJournal(layout.journal).end(), False
+            self._end = self._end or JournalEnd(layout.journal)
+            if self._end.is_on_kafka():
+                end = (self._end.now() or {}).get("end")
+                return end, end is None
+            found = DurableEnd.read(layout.journal)
+        except (OSError, StatesideError):
+            return None, True
+        return None if found is None else Position.of({PARTITION: found.offset}), False
+
+    def _journal(self, layout: Layout, end: Position | int | None, trouble: bool) -> Iterator[Metric]:
+        yield Metric("stateside_journal_trouble", "Whether the journal's end cannot be read", [((), float(trouble))])
+        if end is not None:
+            events = end if isinstance(end, int) else end.events()
+            told = "Events that the journal has taken: its end"
+            yield Metric("stateside_journal_events_total", told, [((), events)], (), "counter")
+        if end is not None and not isinstance(end, int):
+            size = self._use(layout.journal).bytes
+            yield Metric("stateside_journal_bytes", "Files of the journal on disk", [((), size)])
 
 
-class _Answers:
-    """Prometheus collector of the answers."""
-
-    def __init__(self, counted: Mapping[Series, Counts]) -> None:
-        self._counted = counted
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
-        answers = CounterMetricFamily("stateside_answers", "Answers", labels=["route", "method", "status"])
-        took: dict[str, Counts] = defaultdict(lambda: [0] * (len(SECONDS) + 2))
-        for (route, method, status), counts in self._counted.items():
-            answers.add_metric([route, method, status], sum(counts[:-1]))
-            took[route] = [a + b for a, b in zip(took[route], counts, strict=True)]
-        yield answers
-        seconds = HistogramMetricFamily("stateside_answer_seconds", "How long answers took", labels=["route"])
-        bounds = [*(f"{each:g}" for each in SECONDS), "+Inf"]
-        for route, (*buckets, sum_us) in took.items():
-            seconds.add_metric([route], list(zip(bounds, accumulate(buckets), strict=True)), sum_us / 1_000_000)
-        yield seconds
+def _lag(condition: ViewCondition, end: Position | int | None) -> int | None:
+    """The events of the journal that no committed batch has; None for a view of another source, or if unknown."""
+    at = condition.committed
+    if end is None or at is None or not condition.reads_journal:
+        return None
+    if isinstance(end, Position):
+        return beyond(end, at)
+    return max(0, end - at.events()) if len(at.parts) <= 1 else None
 
 
-class _Views:
-    """Prometheus collector of the views."""
-
-    def __init__(self, conditions: Sequence[ViewCondition]) -> None:
-        self._conditions = conditions
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        for name, text, of in _GAUGES:
-            family = GaugeMetricFamily(name, text, labels=["view"])
-            for condition in self._conditions:
-                value = of(condition)
-                if value is not None:
-                    family.add_metric([condition.view], value)
-            yield family
-        states = GaugeMetricFamily("stateside_job_state", "The state that the job is in", labels=["view", "state"])
-        for condition in self._conditions:
-            states.add_metric([condition.view, condition.job], 1)
-        yield states
-
-
-class _Merge:
-    """Prometheus collector of the merge."""
-
-    def __init__(self, condition: MergeCondition) -> None:
-        self._condition = condition
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        found = self._condition
-        yield GaugeMetricFamily("stateside_merge_trouble", "Whether it cannot be read", value=float(found.trouble))
-        if found.trouble:
-            return
-        yield GaugeMetricFamily("stateside_merge_gaps", "Entities that wait for a missing event", value=found.gaps)
-        yield GaugeMetricFamily("stateside_merge_gap_seconds", "How long the first has waited", value=found.gap_s)
-        behind = GaugeMetricFamily("stateside_merge_behind_events", "Events that are not merged", labels=["log"])
-        for log, events in found.behind.items():
-            behind.add_metric([log], events)
-        yield behind
+def _disks(layout: Layout) -> Iterator[Metric]:
+    """The disks of the folder and of its journal, which may be another one."""
+    places = {"folder": layout.root, "journal": layout.journal}
+    disks = {(name,): shutil.disk_usage(place) for name, place in places.items() if place.is_dir()}
+    free = [(labels, disk.free) for labels, disk in disks.items()]
+    yield Metric("stateside_disk_free_bytes", "Free space on the disk of folder or journal", free, ("place",))
+    sizes = [(labels, disk.total) for labels, disk in disks.items()]
+    yield Metric("stateside_disk_size_bytes", "Size of the disk of folder or journal", sizes, ("place",))

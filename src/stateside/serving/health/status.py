@@ -17,8 +17,6 @@ most once in `ASK_S`, and a caller waits for `WAIT_S` at most. A reply is valid 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +30,9 @@ import pyarrow.parquet as pq
 from stateside.archive.table_reader import DataFile, FollowedTable
 from stateside.core.errors import StatesideError
 from stateside.core.layout import Layout, ViewLayout
+from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import newest_reports
+from stateside.inspection.checkpoint_files import partition_bytes
 from stateside.journal import Log, open_journal
 from stateside.journal.backends.kafka.topic_folder import address_in
 from stateside.journal.contract import DurableEnd
@@ -45,7 +46,6 @@ from stateside.views.catalogue import Catalogue
 from stateside.views.heartbeat import Heartbeat
 
 BATCHES_SHOWN: Final = 60
-_TAIL_BYTES: Final = 512 << 10  # a line has about 3 KB, and 6 KB with several operators
 _PARTS: Final = {
     "ask": ("latestOffset", "getBatch"),
     "plan": ("queryPlanning",),
@@ -57,13 +57,7 @@ _PARTS: Final = {
 
 def newest_batches(path: Path, most: int = BATCHES_SHOWN) -> list[dict[str, Any]]:
     """The newest batches in this file, oldest first; empty without the file."""
-    found = []
-    for line in _last_lines(path):
-        try:
-            found.append(shown(json.loads(line)))
-        except (ValueError, LookupError, TypeError):  # a truncated line, at either end of the part read
-            continue
-    return found[-most:]
+    return newest_reports(path, most, shown)[0]
 
 
 def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +73,7 @@ def shown(progress: Mapping[str, Any]) -> dict[str, Any]:
         "watermark": progress.get("eventTime", {}).get("watermark"),
         "dead_letters": progress.get("deadLetters", 0),
         "pace": progress.get("pace"),
+        "traceparent": progress.get("traceparent"),
         "cores": progress.get("cores"),
         "partitions": progress.get("partitions"),
         "operators": [_operator(each) for each in progress.get("stateOperators", ())],
@@ -95,16 +90,6 @@ def _operator(reported: Mapping[str, Any]) -> dict[str, Any]:
         "bytes": reported["memoryUsedBytes"],
         "commit_ms": reported.get("commitTimeMs", 0),
     }
-
-
-def _last_lines(path: Path) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            return file.read().splitlines()
-    except FileNotFoundError:
-        return []
 
 
 ASK_S: Final = 1.0
@@ -124,6 +109,9 @@ class JournalEnd:
         self._folder, self._open = folder, open_
         self._lock = threading.Lock()
         self._topic: tuple[str, TopicEnd] | None = None
+
+    def is_on_kafka(self) -> bool:
+        return address_in(self._folder) is not None
 
     def now(self) -> Document | None:
         """The journal as in the status; None without a journal."""
@@ -266,29 +254,8 @@ class Status:
 
 def partition_sizes(checkpoint: Path) -> list[dict[str, Any]]:
     """The bytes of all files of each partition, operator by operator."""
-    found = []
-    for operator in _numbered(checkpoint / "state"):
-        for partition in _numbered(operator):
-            sizes = {"operator": int(operator.name), "partition": int(partition.name), "bytes": _bytes(partition)}
-            found.append(sizes)
-    return found
-
-
-def _numbered(folder: Path) -> list[Path]:
-    try:
-        return sorted((each for each in folder.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
-    except OSError:
-        return []
-
-
-def _bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # Spark deletes old files meanwhile
-            continue
-    return total
+    found = partition_bytes(Storage.at(checkpoint)) if checkpoint.is_dir() else {}
+    return [{"operator": number, "partition": part, "bytes": size} for (number, part), size in found.items()]
 
 
 def _served_operator(layout: ViewLayout) -> int | None:

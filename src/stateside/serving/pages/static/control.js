@@ -4,7 +4,6 @@ import { begin, decoded, empty } from "./app.js";
 import { Audit } from "./audit.js";
 import { Batches } from "./batches.js";
 import { el, icon, put } from "./dom.js";
-import { findings } from "./findings.js";
 import { age, bytes, moment, number } from "./format.js";
 import { Heard } from "./heard.js";
 import { freshSign } from "./live.js";
@@ -16,8 +15,9 @@ const POLL_MS = 1_000;
 const main = document.getElementById("main");
 
 class Room {
-  constructor() {
+  constructor(faults) {
     this.heard = new Heard();
+    this.faults = faults; // in a live demo
     this.chosen = decoded(location.hash.slice(1));
     this.trouble = el("div");
     this.path = new Path();
@@ -49,6 +49,7 @@ class Room {
       el("div", { class: "page-head" }, el("h1", {}, "Control room"), sign),
       this.trouble,
       this.path.element,
+      this.faults?.element,
       this.findings,
       this.tabs,
       this.view,
@@ -65,6 +66,7 @@ class Room {
     };
     setInterval(() => this.heard.dispatchEvent(new Event("fresh")), POLL_MS);
     this.audit?.start();
+    this.faults?.start();
     await loop();
   }
 
@@ -75,7 +77,7 @@ class Room {
     const view = status.views.find((each) => each.view === this.chosen) ?? status.views[0];
     this.showTabs(status.views, view);
     this.path.show(this.heard, view);
-    this.showFindings(status);
+    this.showFindings();
     this.showServers();
     this.view.hidden = !view;
     if (!view) return;
@@ -98,9 +100,10 @@ class Room {
     refresh(this.tabs, [views.map(({ view }) => view), chosen?.view], () => views.map(tab));
   }
 
-  showFindings(status) {
-    const found = findings(status);
-    const item = ([kind, title, text]) => el("li", { class: `notice ${kind}` }, icon("alert"), el("div", {}, el("p", {}, el("strong", {}, title)), el("p", {}, text)));
+  showFindings() {
+    const found = this.heard.findings;
+    const kinds = { critical: "bad", warning: "warn", notice: "" };
+    const item = (one) => el("li", { class: `notice ${kinds[one.severity]}`, "data-code": one.code }, icon("alert"), el("div", {}, el("p", {}, el("strong", {}, one.evidence)), el("p", {}, `${one.meaning} ${one.next_step}`)));
     refresh(this.findings, found, () => (found.length ? el("ul", { class: "findings" }, found.map(item)) : null));
   }
 
@@ -166,6 +169,7 @@ function partitionBars(operator, partitions) {
 }
 
 const session = await begin();
-const room = new Room();
+const demo = session.pages.some(({ address }) => address === "/demo");
+const room = new Room(demo ? new (await import("./faults.js")).Faults() : null);
 put(main, room.element);
 await room.start();

@@ -14,6 +14,7 @@ export class Heard extends EventTarget {
   constructor() {
     super();
     this.status = null;
+    this.findings = [];
     this.servers = []; // null: they cannot be listed
     this.samples = [];
     this.heardMs = 0;
@@ -23,8 +24,9 @@ export class Heard extends EventTarget {
   async look() {
     try {
       const signal = AbortSignal.timeout(ANSWER_MS_MAX);
-      const [status, { servers }] = await Promise.all([ask("/v1/status", { signal }), ask("/v1/servers", { signal }).catch(() => ({ servers: null }))]);
-      Object.assign(this, { status, servers, heardMs: Date.now(), problem: null });
+      const asked = [ask("/v1/status", { signal }), ask("/v1/findings", { signal }), ask("/v1/servers", { signal }).catch(() => ({ servers: null }))];
+      const [status, { findings }, { servers }] = await Promise.all(asked);
+      Object.assign(this, { status, findings, servers, heardMs: Date.now(), problem: null });
       const ages = Object.fromEntries(status.views.map(({ view, replica }) => [view, replica.stamp?.age_ms ?? 0]));
       const rows = Object.fromEntries(status.views.map(({ view, replica }) => [view, replica.rows ?? 0]));
       this.samples.push({ ms: Date.parse(status.time), end: status.journal?.end ?? 0, positions: positions(status), ages, rows });
