@@ -94,6 +94,7 @@ def test_every_scenario_of_the_issue_is_there_and_has_a_cell_of_its_own() -> Non
     assert set(NAMES) == {
         *("worker-killed", "master-killed", "driver-killed", "driver-paused", "both-workers-killed", "replica-killed"),
         *("broker-killed", "writer-killed", "invoice-store-away", "checkpoint-away", "disk-full", "at-random"),
+        "savepoint-restored",
     }
     cells = {(each.part, each.happening) for each in SCENARIOS.values()}
     assert len(cells) == len(SCENARIOS)

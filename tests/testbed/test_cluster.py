@@ -126,7 +126,7 @@ def test_a_query_goes_on_when_the_leading_master_and_a_worker_are_killed(cluster
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@in_full("take-over is tested without a cluster, and a driver killed on one in tests/e2e/test_chaos.py")
+@in_full("take-over is tested without a cluster")
 def test_a_standby_takes_over_on_a_cluster(cluster: Cluster, shop: Path) -> None:
     """The leader holds all executors until it ends: the standby starts its driver only then."""
     layout = Layout(shop / "data")

@@ -160,18 +160,20 @@ def _cells(result: Result) -> list[str]:
     return [*(f"{number:,}" for number in numbers), *(f"{seconds:.1f}" for seconds in times)]
 
 
-COLUMNS = ("killed", "paused", "away", "full", "at random")
+COLUMNS = ("killed", "paused", "away", "full", "restored", "at random")
 _HEAD = """# The crash matrix
 
-What became of the whole system, under load, when a part of it was killed, paused, taken away or filled up. Measured by
-`stateside chaos` ([chaos.md](chaos.md)) on {date}, with seed {seed}; `make chaos` does it again and writes this page.
+What became of the whole system, under load, when a part of it was killed, paused, taken away, filled up, or put back
+to an earlier savepoint. Measured by `stateside chaos` ([chaos.md](chaos.md)) on {date}, with seed {seed}; `make chaos`
+does it again and writes this page.
 
 A cell has: events that were lost or doubled; invoices that are missing or double; requests that failed, of those that a
 client made all the while, and answers that are not what the journal says at their own stamp; the longest time without
 an answer; the longest one without a fresh answer, which is no older than {fresh_s:g} s; and how long it took, after
 what was away was back, or after the kill or the pause where the system helps itself, until every replica answered
-freshly, with all events. Two replicas run in all of them, and the client knows both. The auditor judges, not the
-scenario. Times are those of a machine with 2 cores that had other things to do, too.
+freshly, with all events. Two replicas run in all of them except one, and the client knows both; where a savepoint is
+restored, a single replica goes back with it. The auditor judges, not the scenario. Times are those of a machine with 2
+cores that had other things to do, too.
 
 """
 _TAIL = """

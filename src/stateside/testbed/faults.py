@@ -23,6 +23,7 @@ from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage
 from stateside.leadership import standing
+from stateside.ops.restore import restore
 from stateside.serving.clients import Client
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testbed.cluster import Cluster
@@ -31,8 +32,9 @@ from stateside.testbed.disk import fill
 from stateside.testbed.producer import CLOSED
 from stateside.testbed.system import LEASE_S, PROBE_S_MAX, START_S_MAX, System
 from stateside.testbed.witness import bill_path
+from stateside.views.savepoint import living_views, take_all
 
-Happening = Literal["killed", "paused", "away", "full", "at random"]
+Happening = Literal["killed", "paused", "away", "full", "restored", "at random"]
 Heal = Callable[[], None]
 
 AWAY_S = 8.0  # for faults that need healing
@@ -192,6 +194,11 @@ def move_invoice_store(system: System) -> Broken:
     """Move all tables away, like an unmounted disk, once there are invoices; bills keep showing them meanwhile."""
     system.desk.allow(max(CLOSED, system.desk.done()))
     system.wait("an invoice in the bills of every replica", lambda: all(map(_has_invoice, system.urls)), START_S_MAX)
+    return move_tables(system)
+
+
+def move_tables(system: System) -> Broken:
+    """Move all tables away at once."""
     return _move_away(system.layout.root / "tables", system.desk.folder / "tables-away")
 
 
@@ -209,6 +216,21 @@ def fill_disk(system: System) -> Broken:
     The other replica is elsewhere.
     """
     return Broken(fill(system.layout.root).unlink)
+
+
+def restore_savepoint(system: System) -> Broken:
+    """Go back to a savepoint, taken during the appends, once documents were stored after it; the driver is stopped."""
+    layout, documents = system.layout, system.layout.table("documents") / "_delta_log"
+    taken = take_all(layout, list(living_views(layout).values()), time.time_ns() // 1_000)
+    versions = _count(documents)
+    system.desk.allow(max(CLOSED, system.desk.done()))
+    system.wait("documents after the savepoint", lambda: _count(documents) > versions, START_S_MAX)
+    driver = system.driver()
+    driver.caused += 1
+    driver.stop()
+    began = system.journal.end()
+    restore(layout, taken.parts(layout))
+    return replace(by_itself(), began=began)
 
 
 def _move_away(folder: Path, to: Path) -> Broken:

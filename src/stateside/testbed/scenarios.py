@@ -30,6 +30,7 @@ WRITER_KILLED = Fault("journal writer", "killed", faults.kill_writer, fails_view
 STORE_AWAY = Fault("invoice store", "away", faults.move_invoice_store, AWAY_S)
 CHECKPOINT_AWAY = Fault("checkpoint store", "away", faults.move_checkpoint, AWAY_S)
 DISK_FULL = Fault("disk", "full", faults.fill_disk, AWAY_S, stops_producer=True)
+SAVEPOINT_RESTORED = Fault("savepoint", "restored", faults.restore_savepoint)
 ANY_OF_EVERYTHING = (
     DRIVER_KILLED,
     WORKER_KILLED,
@@ -78,6 +79,7 @@ SCENARIOS = {
         scenario_of("invoice-store-away", _FILES, STORE_AWAY),
         scenario_of("checkpoint-away", _FILES, CHECKPOINT_AWAY),
         scenario_of("disk-full", SystemShape(small_disk=True), DISK_FULL),
+        scenario_of("savepoint-restored", SystemShape(servers=("replica-1",)), SAVEPOINT_RESTORED),
     )
 }
 NAMES = (*SCENARIOS, AT_RANDOM)

@@ -63,6 +63,7 @@ _SHARED_OF_VIEW = (
     "plan.txt",
     "heartbeat.json",
     "progress.jsonl",
+    "totals.json",
     "marks",
 )
 
@@ -122,7 +123,10 @@ class System:
         *,
         guarantee: Guarantee = "exactly-once",
         tell: Callable[[str], None] = lambda text: None,
+        live_port: int | None = None,
     ) -> None:
+        """With `live_port` the first server listens there, and has the page of a live demo."""
+        self._live_port = live_port
         self.shape, self.desk, self.layout, self.interrupts = shape, Desk(folder), layout, interrupts
         self.replicas = (layout, Layout(folder / "second"))[: len(shape.servers)]  # one folder per server
         self.urls: tuple[str, ...] = ()  # of the servers
@@ -271,9 +275,11 @@ class System:
         for second in self.replicas[1:]:
             _link(self.layout, second)
         ports = [free_port() for _ in names]  # drawn last: earlier parts have drawn theirs
+        ports[0] = self._live_port or ports[0]
         self.urls = tuple(f"http://{LOOPBACK}:{port}" for port in ports)
         for name, replica, port in zip(names, self.replicas, ports, strict=True):
             told = ["--announce", str(self.desk.folder / "announced"), "--name", name] if len(names) > 1 else []
+            told += ["--live"] if port == self._live_port else []
             self._start(name, ["serve", "--dir", str(replica.root), "--port", str(port), *told])
 
     def _start(self, name: str, arguments: list[str], *, module: str = "stateside", finite: bool = False) -> None:
