@@ -1,4 +1,4 @@
-"""What serving.md, changes.md, sql.md, access.md and metrics.md show is run; their limits are the code's."""
+"""What serving.md, changes.md, sql.md and access.md show is run; their limits are the code's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from stateside.serving.changes import feed, subscription
 from stateside.serving.changes import feed as feed_module
 from stateside.serving.changes.feed import Feeds
 from stateside.serving.fast_path import KEPT_BYTES_MAX
-from stateside.serving.health import metrics
 from stateside.serving.rows import relation
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.sql import cache, execution, pool, process, sql_query
@@ -33,9 +32,7 @@ from stateside.serving.web.request import Request
 from stateside.serving.web.response import as_json
 
 DOCS = Path(__file__).parents[2] / "docs"
-SERVING, CHANGES, SQL, ACCESS, METRICS = (
-    (DOCS / f"{name}.md").read_text() for name in ("serving", "changes", "sql", "access", "metrics")
-)
+SERVING, CHANGES, SQL, ACCESS = ((DOCS / f"{name}.md").read_text() for name in ("serving", "changes", "sql", "access"))
 
 
 def block(page: str, name: str) -> list[str]:
@@ -188,12 +185,6 @@ def test_the_limits_of_watching_are_those_of_the_code() -> None:
         f"| rows of a single JSON answer | {relation.ROWS_MAX:,} |",
     ):
         assert said in " ".join(CHANGES.split()), said
-
-
-def test_the_tables_of_metrics_have_all_metrics_of_the_code() -> None:
-    names = set(re.findall(r"`(stateside_\w+)`", metrics.__doc__ or ""))
-    assert names
-    assert names == set(re.findall(r"`(stateside_\w+)`", METRICS))
 
 
 def test_the_bound_of_rows_in_memory_is_that_of_the_code() -> None:
