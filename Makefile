@@ -1,6 +1,6 @@
 # Everything is installed into .venv, from locks; a target that needs it makes it. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-fast test-full coverage lint docs screenshots bench lock clean
+.PHONY: help setup demo live chaos test test-fast test-full coverage lint docs screenshots recording bench lock clean
 .DELETE_ON_ERROR:
 
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python
@@ -26,6 +26,9 @@ setup: $(TOOLS) ## install all that is needed into .venv, test tools too (40 s t
 
 demo: $(STAMP) ## run the main job on embedded defaults; options in ARGS="..."
 	$(VENV)/stateside demo $(ARGS)
+
+live: $(STAMP) ## run the whole system until Ctrl-C, to watch and to break by a key; options in ARGS="..."
+	$(VENV)/stateside demo --live $(ARGS)
 
 chaos: $(STAMP) ## break the whole system in every way, and write docs/crash-matrix.md (some 20 min, some of it as root)
 	mkdir -p .cache
@@ -64,6 +67,9 @@ docs: $(TOOLS) ## build the documentation's site, its links checked, into build/
 
 screenshots: $(TOOLS) $(BROWSER) ## take the pictures of the pages in docs/pages again
 	$(VENV)/python tools/screenshots.py $(ARGS)
+
+recording: $(TOOLS) $(BROWSER) ## record the live demo, with a kill in it, as docs/pages/live.gif
+	$(VENV)/python tools/recording.py
 
 bench: $(TOOLS) ## run the benchmarks; options in ARGS="..."
 	$(VENV)/python -m benchmarks $(ARGS)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from benchmarks import (
+    advise,
     app,
     billing,
     change,
@@ -32,6 +33,7 @@ from benchmarks import (
 from benchmarks.compare import Figure, Result
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Result | Figure]]] = {
+    "advise": advise.run,
     "app": app.run,
     "billing": billing.run,
     "change": change.run,

@@ -37,9 +37,9 @@ from stateside.billing.plans.tiers import Tier, Tiers
 from stateside.core.clock import ManualClock
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import Event, FileLog, JournalWriter
 from stateside.journal.columns import GIVEN
-from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.session import start_session, stop_session
 from stateside.pipeline.settings import RunSettings

@@ -5,6 +5,8 @@ over HTTP/1.1 by h2load, and for many keys at once by wrk, which can send anothe
 with its stamp. The peer: redis-server without persistence, which has the same customers with values of the same size,
 asked by redis-benchmark. All ask for keys at random. Debian's packages are nghttp2-client, wrk, redis-server and
 redis-tools.
+
+With the Python of another installation in STATESIDE_BENCH_BEFORE, its server is a second peer: a version before.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ WORKERS = 1
 SECONDS = 4
 ROUNDS = int(os.environ.get("STATESIDE_BENCH_ROUNDS", "5"))
 KEYS = 100  # of a multi-get
+BEFORE = os.environ.get("STATESIDE_BENCH_BEFORE")
 WAIT_S_MAX = 60.0
 _STATE = WrittenOperator([("customer", "string")], [("count", "long"), ("sum", "long")])
 _DECLARED = """
@@ -72,12 +75,24 @@ def run(folder: Path) -> Iterator[Result | Figure]:
     with _stateside(folder) as port, _redis(folder) as redis_port:
         http = _Http(folder, port)
         get, mget = ["get", _REDIS_KEY], ["mget", *[_REDIS_KEY] * KEYS]
-        speeds = _in_turn(lambda: http.speed(), lambda: _redis_speed(redis_port, 300_000, get))
+        speeds = _in_turn(http.speed, lambda: _redis_speed(redis_port, 300_000, get))
         yield Result("a row by its key", "lookups/s", *speeds, "stateside, 1 worker", "redis GET")
         asked, p99_ms = http.paced(statistics.median(speeds[0]) / 2)
         yield Figure(f"a row by its key at {asked:,.0f} lookups/s, half of that, p99", "ms", p99_ms)
         speeds = _in_turn(lambda: KEYS * http.speed_of_many(), lambda: KEYS * _redis_speed(redis_port, 40_000, mget))
         yield Result(f"rows of {KEYS} keys at once", "keys/s", *speeds, "stateside, 1 worker", "redis MGET")
+        if BEFORE:
+            yield from _against_before(folder / "before", http, BEFORE)
+
+
+def _against_before(folder: Path, http: _Http, python: str) -> Iterator[Result]:
+    folder.mkdir()
+    with _stateside(folder, python) as port:
+        before = _Http(folder, port)
+        speeds = _in_turn(http.speed, before.speed)
+        yield Result("a row by its key, before and now", "lookups/s", *speeds, "now", "before")
+        speeds = _in_turn(lambda: KEYS * http.speed_of_many(), lambda: KEYS * before.speed_of_many())
+        yield Result(f"rows of {KEYS} keys at once, before and now", "keys/s", *speeds, "now", "before")
 
 
 def _in_turn(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[list[float], list[float]]:
@@ -135,12 +150,12 @@ class _Http:
 
 
 @contextmanager
-def _stateside(folder: Path) -> Iterator[int]:
+def _stateside(folder: Path, python: str = sys.executable) -> Iterator[int]:
     written = Written(folder / "orders", _STATE)
     written.batch([([f"c{number:012}"], [number % 90, 1_000 * number]) for number in range(CUSTOMERS)])
     (folder / "views.toml").write_text(_DECLARED)
     port = free_port()
-    command = [sys.executable, "-m", "stateside", "serve", str(folder / "orders"), "--port", str(port)]
+    command = [python, "-m", "stateside", "serve", str(folder / "orders"), "--port", str(port)]
     command += ["--declare", str(folder / "views.toml"), "--dir", str(folder / "replicas"), "--workers", str(WORKERS)]
     with _child(command, folder / "server.log", lambda: _answers(port)):
         yield port

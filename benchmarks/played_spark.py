@@ -23,7 +23,7 @@ import lz4.block
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from rocksdict import DBCompressionType, Options, Rdict, SstFileWriter
+from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, SstFileWriter
 
 from stateside.core.layout import ViewLayout
 from stateside.views.catalogue import Catalogue, KeyColumn, StateColumn, ViewColumn
@@ -91,6 +91,9 @@ class PlayedSpark:
         (stored / "SSTs").mkdir(parents=True, exist_ok=True)
         options = Options(raw_mode=True)
         options.set_compression_type(DBCompressionType.lz4())
+        tables_as_sparks = BlockBasedOptions()
+        tables_as_sparks.set_format_version(5)
+        options.set_block_based_table_factory(tables_as_sparks)
         with Rdict(str(local), options) as database:
             database.ingest_external_file([str(path) for path in _tables(self._root, options, numbers)])
         tables, content = [], io.BytesIO()

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -252,6 +253,14 @@ class TestStream:
 
 
 class TestExplaining:
+    def test_an_event_that_came_with_a_trace_is_shown_with_it(self, folder: Folder) -> None:
+        trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        folder.append(replace(folder.used("c-1", "call", 60), metadata={"traceparent": trace, "by": "shop"}))
+        folder.append(folder.used("c-2", "call", 60), replace(folder.used("c-3", "call", 1), metadata={"by": "shop"}))
+        folder.batch()
+        shown = [event.as_dict(PLAIN.offset) for event in folder.explained()]
+        assert [event.get("traceparent") for event in shown] == [trace, None, None]
+
     def test_events_add_what_they_add_at_their_place_in_the_tiers(self, folder: Folder) -> None:
         folder.append(
             folder.used("m-1", "message", 8), folder.used("x", "call", 30, "ben"), folder.used("m-2", "message", 4)

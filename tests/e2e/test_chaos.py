@@ -82,9 +82,3 @@ def test_the_control_without_its_guard_is_found_to_double(tmp_path: Path) -> Non
     assert any("where one belongs" in problem for problem in result.problems), "the auditor says it in a sentence"
     assert (result.events_lost, result.invoices_missing) == (0, 0), "it is at least once"
     assert result.requests_failed == 0
-
-
-@in_full("the test above has most of these faults in one system")
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_loses_and_doubles_nothing(tmp_path: Path, name: str) -> None:
-    check_nothing_lost(run([SCENARIOS[name]], ChaosSettings(), tmp_path))

@@ -146,7 +146,7 @@ def processes_with(*texts: str) -> list[int]:
 
 @pytest.mark.network
 @pytest.mark.timeout(900)
-@in_full("`test_chaos` kills the driver of such a system on Kafka, and the test above is the demo's own")
+@in_full("`test_chaos` has Kafka, and the test above kills the demo's own Spark")
 def test_on_kafka_with_spark_killed_in_the_middle_every_sum_is_even(
     tmp_path: Path, report_file: Path, demos: list[subprocess.Popen[str]]
 ) -> None:

@@ -1,6 +1,6 @@
 """Standbys as whole processes, Python and JVM: the leader is paused past its lease and woken.
 
-`make test-full` also kills the standby's JVM while it waits, and has one leader hand over to the next.
+The standby's JVM is killed while it waits, and in the end one leader hands over to the next.
 
 `tests/leadership/` has every step of the election, and pauses at each, without Spark; here Spark and all kinds of sinks
 are in it, under load.
@@ -33,7 +33,7 @@ from tests.e2e.test_sinks_killed import (
     wait_until_it_works,
 )
 from tests.pipeline.sinks.endpoint import Store, endpoint
-from tests.sizes import FULL
+from tests.sizes import in_full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -124,6 +124,9 @@ def hand_over(started: Drivers, b: subprocess.Popen[bytes]) -> subprocess.Popen[
     return c
 
 
+@in_full(
+    "test_paused_leader wakes a leader at three steps, test_sinks_killed has every sink, test_leaders the hand-over"
+)
 def test_a_leader_paused_past_its_lease_and_a_hand_over_leave_every_row_once_in_every_sink(
     layout: Layout, tmp_path: Path
 ) -> None:
@@ -133,11 +136,10 @@ def test_a_leader_paused_past_its_lease_and_a_hand_over_leave_every_row_once_in_
         wait_until_it_works(layout, a)
         b = started.start("b", "--standby")
         wait_until(lambda: identities(layout) == ("a", ["b"]), b)
-        if FULL:
-            kill_spark_of(b)
-            wait_until(lambda: identities(layout) == ("a", []), b)
-            wait_until(lambda: identities(layout) == ("a", ["b"]), b)
-            assert "Spark has ended while this run stood by" in started.told("b")
+        kill_spark_of(b)
+        wait_until(lambda: identities(layout) == ("a", []), b)
+        wait_until(lambda: identities(layout) == ("a", ["b"]), b)
+        assert "Spark has ended while this run stood by" in started.told("b")
         started.pause()
         began_s = time.monotonic()
         wait_until_it_works(layout, b)
@@ -147,7 +149,7 @@ def test_a_leader_paused_past_its_lease_and_a_hand_over_leave_every_row_once_in_
         assert "Error: This leader of epoch 1 was paused" in started.told("a")
         assert "b (process" in started.told("a")
 
-        last = hand_over(started, b) if FULL else b  # `test_upgrade` has one in short runs
+        last = hand_over(started, b)
         produced.stop()
         wait_until(lambda: all_caught_up(layout), last, CATCH_UP_S_MAX)
         last.terminate()

@@ -16,9 +16,9 @@ import pytest
 
 from stateside.core.layout import Layout
 from stateside.core.processes import EXIT_FINAL, Child, free_port
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import Event, JournalWriter
 from stateside.leadership import standing
-from stateside.pipeline.progress import read_progress
 from stateside.pipeline.session import JVM_STOP_S_MAX
 from tests.docs.commands import command
 from tests.serving.conftest import wait_until_it_answers
@@ -141,7 +141,7 @@ def finished(layout: Layout) -> list[int]:
     return [report["batchId"] for report in read_progress(layout.view("total").progress)]
 
 
-@in_full("test_standby hands over to another process, test_change to other code")
+@in_full("test_change hands over to other code")
 def test_new_code_takes_over_without_a_failed_read(layout: Layout, tmp_path: Path, drivers: Drivers) -> None:
     with producing(layout) as events:
         old = drivers.start("old", "--standby")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
@@ -27,6 +27,14 @@ from tests.waiting import WAIT_S_MAX, wait_until
 
 def event(id_: str) -> Event:
     return Event(id_, "emma", "call", 0, {})
+
+
+@pytest.fixture(autouse=True)
+def plain_interrupts() -> Iterator[None]:
+    """A Spark session of an earlier test leaves a handler of its own, which first asks its JVM."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Disk:

@@ -22,9 +22,9 @@ so must those of a replica that follows all batches at once, read as of each of 
 the last batch from snapshots, and what readers are answered.
 
 This page is made from `tests/oracle/matrix.py`, and a test compares the two. `make test-full` runs {full} cases, in
-which every three values of the dimensions (operator, store, format, changelogs, codec, encoding, types) that can meet
-do so. `make test` runs {short}: every operator, and every two values of the other dimensions that can meet, which are
-decoded alike for all operators. What `make test-full` alone runs is in brackets, (✓).
+which every two values of the dimensions (operator, store, format, changelogs, codec, encoding, types) that can meet do
+so, and every operator meets every store. `make test` runs {short}: every operator, every store, and every value of the
+other dimensions, decoded alike for all operators. What `make test-full` alone runs is in brackets, (✓).
 """
 _TAIL = """
 ## What is refused, and what is not compared

@@ -37,7 +37,7 @@ ALL = [
 ]
 SHORT = [
     replace(ALL[0], operator="aggregation", format="1"),
-    replace(ALL[0], operator="transformWithState: timers", format="2"),
+    replace(ALL[0], operator="inner join, format 3", format="2"),
 ]
 
 

@@ -131,12 +131,15 @@ def test_each_public_name_is_there() -> None:
         _ = getattr(stateside, "Ap")  # noqa: B009
 
 
+ON_TRIAL = {"advise"}  # not listed yet
+
+
 @pytest.mark.e2e
 def test_help_loads_every_command_and_no_extra() -> None:
     shown = python(with_only("") + "from stateside.cli import main; main(prog_name='stateside')", "--help")
     assert shown.returncode == 0, shown.stderr
     listed = [line.split()[0] for line in shown.stdout.partition("Commands:\n")[2].splitlines()]
-    assert listed == sorted(COMMANDS)
+    assert listed == sorted(COMMANDS.keys() - ON_TRIAL)
     loaded = "import sys; print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     code = f"import atexit\natexit.register(lambda: exec({loaded!r}))\nfrom stateside.cli import main\nmain(['--help'])"
     tops = json.loads(python(code).stderr.splitlines()[-1].replace("'", '"'))

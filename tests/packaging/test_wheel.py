@@ -8,6 +8,7 @@ import re
 import subprocess
 import tarfile
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -52,6 +53,13 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return made[extra]
 
     return find
+
+
+def test_the_wheel_has_every_file_of_the_source(wheel: Path) -> None:
+    source = TOP / "src"
+    written = {str(file.relative_to(source)) for file in source.glob("stateside/**/*") if file.is_file()}
+    with zipfile.ZipFile(wheel) as packed:
+        assert {name for name in written if "__pycache__" not in name} - set(packed.namelist()) == set()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import read_progress
 from stateside.pipeline.progress import (
     EVENTS_MIN,
     GROWTH_MAX,
@@ -27,7 +28,6 @@ from stateside.pipeline.progress import (
     BatchSizes,
     Pace,
     pace_file,
-    read_progress,
 )
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings

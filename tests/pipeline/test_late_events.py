@@ -17,15 +17,16 @@ import stateside
 from stateside.core.errors import SinkAway, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import Event, open_journal
 from stateside.pipeline import App
 from stateside.pipeline.dead_letters import stored_letters
-from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import CrashingSource, append, crash_marker, run_to
+from tests.sizes import sized
 
 pytestmark = pytest.mark.spark
 
@@ -130,7 +131,7 @@ def test_corrections_of_archived_rows_lie_beside_the_archive(spark: SparkSession
     }
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(sized(1, 2)))
 def test_view_and_late_rows_together_have_every_event_once_whatever_crashes(
     spark: SparkSession, layout: Layout, seed: int
 ) -> None:

@@ -17,14 +17,15 @@ import stateside
 from stateside.core.errors import PipelineFailed, SinkAway, SinkRefused, ViewBroken, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import Event
-from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
 from stateside.spark_state.batch_log import Checkpoint
 from stateside.testing import CrashingSource, append, crash_marker, rows, run_to
 from stateside.views.heartbeat import Heartbeat
+from stateside.views.job_totals import JOB_TOTALS, WHOLE, JobTotals
 
 pytestmark = pytest.mark.spark
 
@@ -48,6 +49,10 @@ def orders(*amounts: int, first: int = 0) -> list[Event]:
 
 def beat(layout: Layout, view: str = "total") -> Heartbeat | None:
     return Heartbeat.load(layout.view(view).heartbeat)
+
+
+def counted(layout: Layout) -> JobTotals:
+    return JOB_TOTALS.load(layout.view("total").totals)
 
 
 def until(condition: Callable[[], bool], runner: Runner) -> None:
@@ -132,10 +137,15 @@ def test_while_a_sink_is_away_its_batch_is_held_and_readers_keep_the_last_one(
         assert held is not None
         assert held.why == "The notebook is away."
         assert rows(layout, "total", "emma") == [{"entity": "emma", "total": 1}]
+        until(lambda: counted(layout).sink_held, runner)
         notebook.away = False
         until(lambda: 1 in notebook.pages, runner)
         until(lambda: (b := beat(layout)) is not None and b.state == "idle" and b.batch == 1, runner)
     assert notebook.pages == {0: [{"entity": "emma", "total": 1}], 1: [{"entity": "emma", "total": 11}]}
+    found = counted(layout)
+    assert (found.batches, found.rows, found.starts, found.sink_held, found.events_left) == (2, 2, 1, False, 0)
+    assert all(sum(took.buckets) == 2 for took in found.took.values())
+    assert found.took[WHOLE].sum_s >= found.took["execution"].sum_s > 0
 
 
 def test_a_held_batch_does_not_keep_a_stop_waiting_and_comes_again(spark: SparkSession, layout: Layout) -> None:
@@ -150,6 +160,7 @@ def test_a_held_batch_does_not_keep_a_stop_waiting_and_comes_again(spark: SparkS
     notebook.away = False
     run_to(totals(lambda _: notebook), layout, spark)
     assert notebook.pages == {0: [{"entity": "emma", "total": 1}]}
+    assert (counted(layout).batches, counted(layout).starts) == (1, 2), "they are counted on in the next run"
 
 
 def test_a_stop_comes_at_a_batch_boundary(spark: SparkSession, layout: Layout) -> None:

@@ -31,6 +31,19 @@ def test_a_profile_sets_defaults_and_loses_against_what_is_given() -> None:
     assert any("blockCacheSizeMB" in name for name in large.spark)
 
 
+def test_a_run_says_what_its_profile_sets_and_claims_no_explicit_setting() -> None:
+    def said(layer: dict[str, Any]) -> str:
+        return RunSettings.of(("in the file", layer)).profile_sentence() or ""
+
+    assert said({}) == "", "the default sets nothing"
+    throughput = {"profile": "throughput", "driver_memory": "2g"}
+    assert said(throughput) == "Profile throughput: events_per_batch_max = 5000000, batch_interval_ms = 2000."
+    cache = "spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB"
+    large = said({"profile": "large-state", "spark": {cache: 64}})
+    assert large.startswith("Profile large-state: driver_memory = 4g, spark.")
+    assert cache not in large
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_is_made_of_settings_that_exist(profile: str) -> None:
     RunSettings.of(("in the profile", PROFILES[profile] | {"profile": profile}))
@@ -86,3 +99,10 @@ def test_the_documented_table_is_the_table() -> None:
         for entry in table()
     ]
     assert lines[: len(expected)] == expected
+
+
+def test_a_secret_of_spark_is_refused_where_every_user_could_read_it(tmp_path: Path) -> None:
+    from stateside.pipeline.session import start_session
+
+    with pytest.raises(SettingInvalid, match=r"spark\.authenticate\.secret would be in the process list"):
+        start_session("shop", tmp_path, conf={"spark.authenticate.secret": "s3cret"})

@@ -18,9 +18,9 @@ import stateside
 from stateside.core.errors import OperatingError, PipelineFailed, SinkAway
 from stateside.core.layout import Layout
 from stateside.core.storage import Storage
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import Event
 from stateside.pipeline.failures import Failure
-from stateside.pipeline.progress import read_progress
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, Sink, SinkFactory

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 import stateside
 from stateside.core.layout import Layout
+from stateside.inspection.batch_reports import events_left
 from stateside.journal import Event
-from stateside.pipeline.progress import events_left
 from stateside.pipeline.runner import Runner
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.sink import BatchId, SinkFactory
@@ -130,8 +130,11 @@ def test_the_command_ends_with_0_when_caught_up_and_with_1_when_stopped_before(t
     layout = Layout(tmp_path / "data")
     (tmp_path / "shop.py").write_text(SHOP)
     append(layout, orders(30))
-    told, errors = (process := started(tmp_path, "--json", "--events-per-batch-max", "10")).communicate(timeout=180)
+    explicit = ("--events-per-batch-max", "10", "--batch-interval-ms", "0")
+    process = started(tmp_path, "--json", "--profile", "throughput", *explicit)
+    told, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
+    assert "Profile throughput: driver_memory = 2g.\n" in errors, "the others are given"
     lines = [json.loads(line) for line in told.splitlines()]
     batches = [line for line in lines if "batch" in line]
     assert [(batch["events"], batch["left"]) for batch in batches] == [(10, 20), (10, 10), (10, 0)]

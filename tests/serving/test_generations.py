@@ -217,6 +217,16 @@ def test_a_kept_generation_is_dropped_with_all_its_files(layout: Layout, folds: 
     assert drop(layout, "counts") == 0
 
 
+def test_a_generation_whose_filling_was_given_up_is_dropped(layout: Layout, folds: tuple[Fold, Fold]) -> None:
+    assert drop(layout, "counts") > 0
+    assert not folds[1].view.root.exists() and layout.filling() == []
+    assert rows(ViewReaders(layout)) == (1, {"word": "a", "count": 4})
+    POINTERS.write(layout.generations, {"new": ViewPointer(None, ViewGeneration(1, "new"))})
+    layout.view("new").root.mkdir(parents=True)
+    drop(layout, "new")
+    assert layout.pointers() == {} and not layout.view("new").root.exists(), "it was never served"
+
+
 def test_a_dropped_generation_is_closed_after_its_last_snapshot(layout: Layout, folds: tuple[Fold, Fold]) -> None:
     views, first, second = ViewReaders(layout), *(fold.view.replica for fold in folds)
     assert rows(views)[0] == 1

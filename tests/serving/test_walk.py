@@ -106,7 +106,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     foreign = {number for customer, found in numbers.items() if customer != OWN for number in found}
     foreign |= {event.id for event in FileLog(layout.journal).events() if event.entity == OTHER}
     others = r'"c(?!1")\d{1,2}"|^c(?!1,)\d{1,2},'  # a replica's name may look like a longer number
-    routes = Worker(layout.root, os.getpid(), EXTENSION, identity=Identity(layout.root, "x", "http://x")).application()
+    routes = Worker(layout, os.getpid(), EXTENSION, identity=Identity(layout.root, "x", "http://x")).application()
     pattern = re.compile(f"{others}|{'|'.join(map(re.escape, sorted(foreign)))}", re.MULTILINE)
     return Place(layout, list(tokens(layout)), list(routes.routes), numbers, pattern)
 

@@ -1,4 +1,4 @@
-"""Commands for an application's folder: create, run, check and apply changes, append, dead letters; demo and doctor."""
+"""Commands for an application's folder: create, run, advise, check, apply, append, dead letters; demo and doctor."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from stateside.pipeline.app import App
     from stateside.pipeline.foreground import Teller
     from stateside.pipeline.settings import RunSettings
+    from stateside.testbed.run_folder import ReportFile
     from stateside.testbed.system import JournalKind
 
 
 @click.command()
+@click.option("--live", is_flag=True, help="Go on until Ctrl-C or q, to watch and to break: parts are killed by a key.")
 @click.option(
     "--seconds",
-    default=45.0,
-    show_default=True,
     type=click.FloatRange(5, 86_400),
-    help="How long events flow; longer where Spark is slow.",
+    help="How long events flow; longer where Spark is slow.  [default: 45; --live: until stopped]",
 )
 @click.option(
-    "--customers", default=1_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many there are."
+    "--customers", type=click.IntRange(1, 1_000_000), help="How many there are.  [default: 1,000; --live: 300]"
 )
 @click.option("--seed", default=1, show_default=True, help="Another seed makes other events.")
 @click.option("--dir", "folder", type=FOLDER, help="Keep everything here, or go on with what is here.")
@@ -47,15 +47,23 @@ if TYPE_CHECKING:
     help="Where events are: in files, or on a Kafka broker that is started for it.",
 )
 @click.option("--cluster", is_flag=True, help="Run Spark on a cluster of two masters and two workers, started for it.")
+@click.option(
+    "--month", "month_s", default=30.0, show_default=True, type=click.FloatRange(5), help="Live: its seconds."
+)
+@click.option("--small", is_flag=True, help="Live: one server and 50 customers, for a small machine.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Live: of the pages; by default a free one.")
+@click.option("--no-browser", is_flag=True, help="Live: do not open the page in a browser.")
 def demo(
-    seconds: float,
-    customers: int,
+    live: bool,
+    seconds: float | None,
+    customers: int | None,
     seed: int,
     folder: Path | None,
     json_file: Path | None,
     keep: bool,
     journal: JournalKind,
     cluster: bool,
+    **of_live: Any,
 ) -> None:
     """Run the whole system on this machine and prove that every sum is right.
 
@@ -63,16 +71,44 @@ def demo(
     a replica serves the bills while a client keeps asking, and closed months become invoices. Some events come too late
     and become notes, some come twice and count once, some are bad and become dead letters. At the end everything is
     recomputed from the journal. The exit code is 1 if any sum is off or any request failed.
+
+    With --live the months go on until Ctrl-C. The first line is the address of the pages; a key, or a button on the
+    page, kills Spark's driver, a replica, a worker or the broker, pauses Spark, or takes the invoice store away and
+    brings it back. The auditor judges every month.
     """
     from rich.console import Console
 
     from stateside.testbed.demo import DemoSettings, run_demo
     from stateside.testbed.run_folder import ReportFile
 
-    settings = DemoSettings(seconds=seconds, customers=customers, seed=seed, journal=journal, cluster=cluster)
     report_file = ReportFile(json_file) if json_file else None
+    if live:
+        shape: dict[str, Any] = {"seed": seed, "journal": journal, "cluster": cluster, "end_s": seconds}
+        sys.exit(_run_live(customers, folder, report_file, **shape, **of_live))
+    settings = DemoSettings(
+        seconds=seconds or 45.0, customers=customers or 1_000, seed=seed, journal=journal, cluster=cluster
+    )
     report = run_demo(settings, folder, Console(), report_file=report_file, keep=keep)
     sys.exit(0 if report.ok else 1)
+
+
+def _run_live(
+    customers: int | None,
+    folder: Path | None,
+    report_file: ReportFile | None,
+    *,
+    small: bool,
+    no_browser: bool,
+    **settings: Any,
+) -> int:
+    from rich.console import Console
+
+    from stateside.testbed.live import LiveSettings, run_live
+
+    chosen = LiveSettings(
+        customers=customers or (50 if small else 300), servers=1 if small else 2, browser=not no_browser, **settings
+    )
+    return 0 if run_live(chosen, folder, Console(), report_file).ok else 1
 
 
 def _setting_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -120,6 +156,8 @@ def run(target: str, folder: Path, config: Path | None, as_json: bool, spark: tu
     from stateside.pipeline import foreground
 
     app, settings = _loaded(target, config, spark, flags)
+    if told := settings.profile_sentence():
+        click.echo(told, err=True)
     with _telling(f"{app.name} in {folder}; Ctrl-C stops it", as_json) as teller:
         foreground.run_application(app, folder.absolute(), settings, teller)
 
@@ -271,7 +309,10 @@ def rollback(folder: Path, name: str) -> None:
 @_DIR
 @_VIEW
 def drop_generation(folder: Path, name: str) -> None:
-    """Delete the kept generations of a view; or all of a view that the application no longer declares."""
+    """Delete the kept generations of a view, and one whose filling was given up.
+
+    Of a view that the application no longer declares, all generations are deleted.
+    """
     from stateside.core.layout import Layout
     from stateside.views.view_generations import drop
 
@@ -399,3 +440,46 @@ def doctor(folder: Path, as_json: bool) -> None:
     findings = examination.diagnose(folder, PORT)
     click.echo(json.dumps(examination.as_json(findings), indent=2) if as_json else examination.render(findings))
     sys.exit(0 if all(finding.ok for finding in findings) else 1)
+
+
+@click.command(hidden=True)  # until `make bench ARGS=advise` has shown that the advice wins
+@click.argument("checkpoint", required=False)
+@click.option("--dir", "folder", type=FOLDER, help="Measure the views of this application's folder.")
+@click.option("--keys", type=int, help="Instead of measuring: how many keys the state has,")
+@click.option("--row-bytes", type=float, help="…the bytes of a key and its value,")
+@click.option("--updates-per-s", type=float, help="…and the keys changed in a second, each once a batch.")
+@click.option("--memory", metavar="SIZE", help="The memory of Spark's machine, like 8g.  [default: that of this one]")
+@click.option("--cores", type=int, help="The cores of Spark.  [default: those of this machine]")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def advise(
+    checkpoint: str | None,
+    folder: Path | None,
+    keys: int | None,
+    row_bytes: float | None,
+    updates_per_s: float | None,
+    memory: str | None,
+    cores: int | None,
+    as_json: bool,
+) -> None:
+    """Advise on state store, partitions, memory, snapshots and batches, with the reasons and the settings.
+
+    The figures are measured, without Spark, in an application's --dir or in the CHECKPOINT of any query, running or
+    ended, or given: --keys, --row-bytes and --updates-per-s. docs/tuning.md has the rules.
+    """
+    from stateside.ops import advise as advising
+
+    memory_bytes = None if memory is None else advising.parse_size(memory)
+    match checkpoint, folder, keys, row_bytes, updates_per_s:
+        case str(), None, None, None, None:
+            measured = advising.measure_checkpoint(checkpoint, memory_bytes, cores)
+        case None, Path(), None, None, None:
+            measured = advising.measure_folder(folder.absolute(), memory_bytes, cores)
+        case None, None, int(), float(), float():
+            measured = advising.given(keys, row_bytes, updates_per_s, memory_bytes, cores)
+        case _:
+            raise RequestInvalid(
+                "There is nothing to advise on, or more than one thing",
+                next_step="Name a CHECKPOINT, or a --dir, or all of --keys, --row-bytes and --updates-per-s",
+            )
+    advice = advising.advise(measured)
+    show_result(advising.as_json(advice), advising.render(advice, foreign=checkpoint is not None), as_json)

@@ -25,6 +25,7 @@ _TOKEN = f"Set the environment variable {TOKEN_VARIABLE} to a token of that serv
 
 
 COMMANDS = {  # the module of each command, loaded when the command is called
+    "advise": "applications",
     "append": "applications",
     "apply": "applications",
     "audit": "billing",
@@ -37,6 +38,7 @@ COMMANDS = {  # the module of each command, loaded when the command is called
     "doctor": "applications",
     "drop-generation": "applications",
     "get": "query",
+    "inspect": "inspection",
     "journal": "journal",
     "locate": "query",
     "new": "applications",

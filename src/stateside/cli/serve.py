@@ -14,11 +14,13 @@ from stateside.core.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from stateside.replica.shard import Share
+    from stateside.serving import Extension
 
 
 @click.command()
 @click.argument("checkpoint", required=False)
 @click.option("--dir", "folder", type=FOLDER, help="The application's folder; of a CHECKPOINT: where its replicas lie.")
+@click.option("--replicas", type=FOLDER, help="Keep an application's replicas here: this server's own disk.")
 @click.option("--declare", type=FILE, help="What there is to know of a CHECKPOINT's views, in TOML: docs/serve.md.")
 @click.option("--wait", is_flag=True, help="Wait for a CHECKPOINT that is not there yet.")
 @click.option("--share", metavar="I/N", help="Hold this share of the keys only, like 1/4.")
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second of a holder. [5000]")
 @click.option("--running", default=2_000, show_default=True, type=click.IntRange(min=1), help="…and at a time.")
 @click.option("--log-json", is_flag=True, help="Log in lines of JSON.")
+@click.option("--live", is_flag=True, hidden=True, help="With the page of a live demo, which starts this server.")
 def serve(
     checkpoint: str | None,
     folder: Path | None,
+    replicas: Path | None,
     declare: Path | None,
     wait: bool,
     share: str | None,
@@ -50,6 +54,7 @@ def serve(
     rate: float | None,
     running: int,
     log_json: bool,
+    live: bool,
 ) -> None:
     """Serve views over HTTP, until Ctrl-C or SIGTERM.
 
@@ -80,6 +85,8 @@ def serve(
     }
     where |= {"announce": announce.absolute() if announce else None, "name": name, "log_json": log_json}
     location = checkpoint or (None if folder is None else Layout(folder).pointed())
+    if location is not None and replicas is not None:
+        raise RequestInvalid("A CHECKPOINT's replicas lie in --dir", next_step="Leave --replicas out")
     if location is not None:
         _serve_checkpoint(location, folder, declare, wait, own, **where)
     elif folder is None:
@@ -92,10 +99,16 @@ def serve(
             f"{flag} is for a CHECKPOINT, and none is named", next_step=f"Name it, or leave {flag} out"
         )
     else:
-        _serve_application(folder, own, **where)
+        _serve_application(folder, own, live=live, replicas=_made(replicas), **where)
 
 
-def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
+def _made(folder: Path | None) -> Path | None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder and folder.absolute()
+
+
+def _serve_application(folder: Path, share: Share | None, *, live: bool, **where: Any) -> None:
     from stateside.billing.pages import EXTENSION
     from stateside.core.layout import Layout
     from stateside.serving.server import serve as serve_folder
@@ -110,7 +123,13 @@ def _serve_application(folder: Path, share: Share | None, **where: Any) -> None:
         else "There is no view in it yet: waiting for the first one, which `stateside run` makes"
     )
     with _tailing(share, told) as tailing:
-        serve_folder(folder.absolute(), extension=EXTENSION, **where, **tailing)
+        serve_folder(folder.absolute(), extension=_with_live_demo(EXTENSION) if live else EXTENSION, **where, **tailing)
+
+
+def _with_live_demo(extension: Extension) -> Extension:
+    from stateside.testbed.live_desk import with_live_demo
+
+    return with_live_demo(extension)
 
 
 def _serve_checkpoint(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MICROS: Final = "_micros"  # suffix of amount columns, shown in whole units
 MILLISECONDS: Final = "_ms"  # suffix of durations in a server's own rows
-_PIPE_CHARS = 100_000  # wide enough that nothing is cut or wrapped in a pipe
+PIPE_CHARS = 100_000  # wide enough that nothing is cut or wrapped in a pipe
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _DECIMALS_MIN = 2
 
@@ -140,7 +140,7 @@ def columns(rows: Sequence[Sequence[str]], sides: str, head: Sequence[str] | Non
         table.add_row(*map(Text, row))
     console = Console()
     if head is None or not console.is_terminal:
-        console = Console(width=_PIPE_CHARS, no_color=True)
+        console = Console(width=PIPE_CHARS, no_color=True)
     with console.capture() as shown:
         console.print(table)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())

@@ -29,6 +29,7 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
     "stateside.serving.clients": LIGHT,
     "stateside.journal.backends.kafka": "kafka",
     "stateside.pipeline": "spark",
+    "stateside.pipeline.batch_spans": "otel",
     "stateside.testing": "spark",
     "stateside.billing.answers.pdf": "billing",
     "stateside.billing.pipeline": "spark",
@@ -37,6 +38,7 @@ EXTRAS: Final = {  # the extra needed to import a package's modules; the longest
 DISTRIBUTIONS: Final = {  # of the imported names that differ from their distribution's
     "fpdf": "fpdf2",
     "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry-sdk",
     "py4j": "pyspark",
 }
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?.*?(?:; .*extra == ['\"](\w+)['\"])?")

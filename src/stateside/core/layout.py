@@ -41,9 +41,10 @@ FOLDER/
   views/VIEW/heartbeat.json   the runner's heartbeat
   views/VIEW/journal          the id of the journal that the view has read
   views/VIEW/progress.jsonl   Spark's progress reports of the newest batches
+  views/VIEW/totals.json      the batches, rows and durations of all runs (`views.job_totals`)
   views/VIEW/refused/         the refused events of the running batch (`pipeline.dead_letters`)
   views/VIEW/dead_letters.json  the number of the view's dead letters
-  views/VIEW/replica/         the LMDB environment for reads
+  views/VIEW/replica/         the LMDB environment for reads; elsewhere with `stateside serve --replicas`
   views/VIEW/marks/           which table or folder the view's sink has filled, so that no second one is created
   views/VIEW/savepoints/NAME/ the checkpoint as of one batch; each may be deleted
   views/VIEW/batches.jsonl    the plans of past batches, back to the oldest savepoint (`views.plan_history`)
@@ -148,6 +149,7 @@ class ViewLayout:
 
     root: Path
     called: str = field(default="", compare=False)  # for a view whose name is not its folder's
+    replicas: Path | None = field(default=None, compare=False)  # where replicas lie, if not in the folder itself
 
     @property
     def name(self) -> str:
@@ -202,6 +204,10 @@ class ViewLayout:
         return self.root / "heartbeat.json"
 
     @property
+    def totals(self) -> Path:
+        return self.root / "totals.json"
+
+    @property
     def refused(self) -> Path:
         """The events that tasks of the running batch refused, until stored as dead letters."""
         return self.root / "refused"
@@ -218,7 +224,9 @@ class ViewLayout:
 
     @property
     def replica(self) -> Path:
-        return self.root / "replica"
+        if self.replicas is None:
+            return self.root / "replica"
+        return self.replicas / self.root.relative_to(self.application) / "replica"
 
     @property
     def begun(self) -> Path:
@@ -259,10 +267,14 @@ class ViewLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of one application. Views that are `pinned` have this generation, whatever the pointers say."""
+    """The paths of one application. Views that are `pinned` have this generation, whatever the pointers say.
+
+    Replicas lie in the views' folders, or below `replicas`: a server's own disk, where the folder is on shared storage.
+    """
 
     root: Path
     pinned: tuple[ViewLayout, ...] = ()
+    replicas: Path | None = None
 
     @property
     def journal(self) -> Path:
@@ -362,13 +374,14 @@ class Layout:
 
     def at(self, name: str, generation: ViewGeneration) -> ViewLayout:
         """A generation of a view."""
-        return ViewLayout(self.root / "views" / generation.folder, name)
+        return ViewLayout(self.root / "views" / generation.folder, name, self.replicas)
 
     def views(self) -> list[ViewLayout]:
         """The views with a catalogue, by name: the current generation of each."""
         pointers = self.pointers()
         folders = {each.folder for pointer in pointers.values() for each in pointer.all()}
-        found = [ViewLayout(path.parent) for path in (self.root / "views").glob("*/catalogue.json")]
+        files = (self.root / "views").glob("*/catalogue.json")
+        found = [ViewLayout(file.parent, replicas=self.replicas) for file in files]
         found = [view for view in found if view.name not in folders]
         found += [self.at(name, each.current) for name, each in pointers.items() if each.current is not None]
         return sorted((view for view in found if view.catalogue.exists()), key=lambda view: view.name)
@@ -383,7 +396,7 @@ class Layout:
         names = {each.folder: name for name, pointer in self.pointers().items() for each in pointer.all()}
         views = self.root / "views"
         found = sorted([*views.glob("*/"), *views.glob(f"*/{_GENERATIONS}/*/")])
-        return [ViewLayout(path, names.get(str(path.relative_to(views)), "")) for path in found]
+        return [ViewLayout(path, names.get(str(path.relative_to(views)), ""), self.replicas) for path in found]
 
     def table(self, name: str) -> Path:
         return self.root / "tables" / name

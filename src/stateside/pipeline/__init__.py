@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ignore_step,
         inside,
         keyed,
+        sweeps_late,
     )
     from stateside.pipeline.sources import JournalEvents, Reading, Source, kafka_journal
 else:
@@ -38,6 +39,7 @@ else:
                 "ignore_step",
                 "inside",
                 "keyed",
+                "sweeps_late",
             ],
             "stateside.pipeline.sources": ["JournalEvents", "Reading", "Source", "kafka_journal"],
         },
@@ -62,4 +64,5 @@ __all__ = [
     "kafka_journal",
     "keyed",
     "spark_options",
+    "sweeps_late",
 ]

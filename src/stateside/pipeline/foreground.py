@@ -50,11 +50,11 @@ from stateside.core.errors import PipelineFailed, PipelineRunning, ViewInvalid
 from stateside.core.layout import Layout
 from stateside.core.processes import signals
 from stateside.core.storage import try_lock
+from stateside.inspection.batch_reports import events_left, rows_too_late
 from stateside.journal import Event, open_journal
 from stateside.leadership import ApplicationLease, Candidate, Leadership, check_folder
 from stateside.pipeline import comparison, declaration
 from stateside.pipeline.app import App
-from stateside.pipeline.progress import events_left, rows_too_late
 from stateside.pipeline.runner import Runner, check_app
 from stateside.pipeline.session import has_ended, start_session, stop_session
 from stateside.pipeline.settings import FILE_NAME, RunSettings, read_file

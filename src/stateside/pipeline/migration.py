@@ -179,7 +179,7 @@ def family_rows(
             f"The state of batch {commit.batch} is not complete in partition {partition}",
             where=checkpoint.storage.path(f"state/{operator}/{partition}"),
         )
-    prefixed = _is_prefixed(checkpoint, operator)
+    prefixed = checkpoint.is_prefixed(operator)
     changed = _changed(checkpoint, chain, prefixed)
     if chain.snapshot is not None:
         with chain.open_snapshot(checkpoint.storage, scratch / f"{operator}-{partition}") as snapshot:
@@ -241,12 +241,6 @@ def _placed(snapshot: AnySnapshot, prefixed: bool) -> Iterator[tuple[_Place, byt
 
 def _place(names: Mapping[int, str], row: StateChange) -> _Place:
     return "" if row.family is None else names[row.family], row.key + (row.key_rest or b"")
-
-
-def _is_prefixed(checkpoint: Checkpoint, operator: int) -> bool:
-    """Whether the keys of an operator's state are in two parts (`changelog`)."""
-    metadata, _ = checkpoint.operator_metadata(operator)
-    return any(int(store.get("numColsPrefixKey", 0)) for store in metadata["stateStoreInfo"])
 
 
 @dataclass(frozen=True, slots=True)

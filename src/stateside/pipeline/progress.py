@@ -2,20 +2,25 @@
 
 progress.jsonl      the newest batches, up to LINES_MAX
 progress.1.jsonl    the LINES_MAX before them
+totals.json         sums over all batches (`views.job_totals`)
+
+`inspection.batch_reports` reads the lines, and lists the figures that are added to Spark's report.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stateside.core.json_file import JsonFile
 from stateside.core.layout import LATE_ROWS, ViewLayout
+from stateside.inspection.batch_reports import events_left, older, read_progress, rows_too_late
+from stateside.views.job_totals import JOB_TOTALS, JobTotals
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -40,22 +45,6 @@ class ProgressFile:
         with self._path.open("a") as file:
             file.write(json.dumps(progress, separators=(",", ":")) + "\n")
         self._lines += 1
-
-
-def read_progress(path: Path) -> Iterator[dict[str, Any]]:
-    """The kept batches, oldest first; a line cut short by a crash is left out."""
-    for file in (older(path), path):
-        if file.exists():
-            for line in file.read_text().splitlines():
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
-
-
-def older(path: Path) -> Path:
-    """The rotated file."""
-    return path.with_suffix(".1.jsonl")
 
 
 def _count(path: Path) -> int:
@@ -223,11 +212,11 @@ class Observation:
         dead_letters: Callable[[int], int] = lambda batch: 0,
         pace: Pace | None = None,
         late_rows: Path | None = None,
-        further: Callable[[], dict[str, int]] = dict,
+        further: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda progress: {},
     ) -> None:
         """`dead_letters` is called with each finished batch, and stores and counts its new dead letters.
 
-        `late_rows` is the file that counts the rows dropped by the watermark. `further` figures go into each report.
+        `late_rows` is the file that counts the rows dropped by the watermark. `further` returns more of a report.
         """
         self._progress = progress
         self._dead_letters = dead_letters
@@ -257,11 +246,12 @@ class Observation:
         waiting = query.isActive and waits(query)  # read first: a batch that ends in between is then found
         finished = _finished_since(query, self.batch)
         for progress in finished:
-            progress.update(self._further(), deadLetters=self._dead_letters(int(progress["batchId"])))
+            batch = int(progress["batchId"])
+            progress.update(self._further(progress), deadLetters=self._dead_letters(batch))
             self.pace.follow(progress)
             self._progress.append(progress)
             self._count_late(rows_too_late(progress))
-            self.batch, self.in_this_run = int(progress["batchId"]), True
+            self.batch, self.in_this_run = batch, True
             self.caught_up_us = caught_up_us(progress)
         self.waiting = waiting
         if query is self._query and (finished or waiting):
@@ -289,6 +279,29 @@ class Observation:
         return looks[0] if looks and looks[0] <= due_us else None
 
 
+class TotalsFile:
+    """The totals of a view's job (`views.job_totals`), which go on over runs. For one thread, the heartbeat's."""
+
+    def __init__(self, view: ViewLayout) -> None:
+        self._path, self._written = view.totals, JOB_TOTALS.read_if_valid(view.totals)
+        self._now = self._written or JobTotals()
+        if self._written is None:
+            self.add(read_progress(view.progress))
+        self._starts_before = self._now.starts
+
+    def add(self, finished: Iterable[Mapping[str, Any]]) -> None:
+        """Add batches by their reports; not yet written."""
+        for progress in finished:
+            self._now = self._now.plus(progress, events_left(progress))
+
+    def save(self, starts: int, *, sink_held: bool) -> None:
+        """Write what has changed, with the number of starts of the query in this run."""
+        self._now = replace(self._now, starts=self._starts_before + starts, sink_held=sink_held)
+        if self._now != self._written:
+            JOB_TOTALS.write(self._path, self._now)
+            self._written = self._now
+
+
 def caught_up_us(progress: Mapping[str, Any]) -> int | None:
     """The time at which the sources ended where a batch ends; None if unknown, or if the batch left events over.
 
@@ -300,31 +313,6 @@ def caught_up_us(progress: Mapping[str, Any]) -> int | None:
     if not known or any(latest is None or end != latest for end, latest in ends):
         return None
     return round(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1_000_000)
-
-
-def rows_too_late(progress: Mapping[str, Any]) -> int:
-    """The rows that a batch dropped as late. Rows are counted after partial sums: one may stand for several events."""
-    return sum(operator.get("numRowsDroppedByWatermark", 0) for operator in progress.get("stateOperators", ()))
-
-
-def events_left(progress: Mapping[str, Any]) -> int | None:
-    """The events of journals and Kafka topics beyond the batch's end, when the batch ended; None if unknown."""
-    left = 0
-    for source in progress.get("sources", ()):
-        ends, latest = (_by_partition(source.get(name)) for name in ("endOffset", "latestOffset"))
-        if ends is None or latest is None:
-            return None
-        left += sum(max(0, offset - ends.get(partition, 0)) for partition, offset in latest.items())
-    return left if progress.get("sources") else None
-
-
-def _by_partition(offset: Any) -> dict[str, int] | None:
-    match offset:
-        case {"journal": _}:
-            return {name: at for name, at in offset.items() if name != "journal"}
-        case dict() if offset and all(isinstance(part, dict) for part in offset.values()):  # Kafka
-            return {f"{topic}-{number}": at for topic, part in offset.items() for number, at in part.items()}
-    return None
 
 
 def waits(query: StreamingQuery) -> bool:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ from stateside.views.savepoint import check_whole, savepoint_sets, take_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from stateside.pipeline.batch_spans import BatchSpans
 
 HEARTBEAT_S = 0.2
 RETRY_S = 30.0  # before the next attempt at a savepoint
@@ -158,8 +161,11 @@ class Runner:
     def _start_queries(self, session: SparkSession, stack: ExitStack) -> None:
         with self._as_leader():
             self._check_names(session)
+            spans = batch_spans(self._layout.journal, self._app.name)
+            if spans is not None:
+                stack.callback(spans.close)
             for view in self._app.views.values():
-                query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership)
+                query = ViewQuery(self._app, view, self._layout, session, self._settings, self._leadership, spans)
                 self._start(query, session)
                 self._queries.append(query)
                 stack.callback(query.stop)
@@ -306,6 +312,20 @@ class Runner:
         except OSError as error:
             log.warning("the run goes on, but nobody takes its reports any more: %s", error)
             self._on_beat = None
+
+
+def batch_spans(journal: Path, application: str) -> BatchSpans | None:
+    """The spans of batches, if OpenTelemetry's environment variables ask for them and its packages are installed."""
+    asked = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} & os.environ.keys()
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not asked or disabled or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    try:
+        from stateside.pipeline.batch_spans import BatchSpans
+    except ModuleNotFoundError as error:
+        log.warning("no traces are sent: %s. Install it with: pip install 'stateside[otel]'", error)
+        return None
+    return BatchSpans.by_environment(journal, application)
 
 
 def note_removed_views(app: App, layout: Layout) -> None:

@@ -105,6 +105,7 @@ _DEFAULTS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+_SECRET = "spark.authenticate.secret"
 _HADOOP_UMASK = "spark.hadoop.fs.permissions.umask-mode"
 _FIXED = {
     "spark.sql.debug.maxToStringFields": "10000",  # plans are compared as text, so no part may be cut
@@ -135,6 +136,11 @@ def start_session(
     if fixed:
         raise SettingInvalid(
             f"Spark's setting {fixed[0]} is {_FIXED[fixed[0]]} in Stateside, and nothing else", next_step="Leave it out"
+        )
+    if _SECRET in (conf or {}):
+        raise SettingInvalid(
+            f"Spark's setting {_SECRET} would be in the process list, which every user of the machine can read",
+            next_step="Write it into spark-defaults.conf, in a folder that SPARK_CONF_DIR names (docs/deployment.md)",
         )
     scratch.mkdir(parents=True, exist_ok=True)
     settings = SparkConf(loadDefaults=False).setAppName(name).setMaster(master)
@@ -169,6 +175,13 @@ def stop_session(session: SparkSession) -> None:
 def cores(session: SparkSession) -> int:
     """How many tasks run at the same time, now: executors of a cluster come and go."""
     return session.sparkContext.defaultParallelism
+
+
+def task_figures(session: SparkSession) -> dict[str, int]:
+    """The milliseconds that tasks have taken so far on all executors, and those of them in garbage collection."""
+    executors = session.sparkContext._jsc.sc().statusStore().executorList(True)
+    each = [executors.apply(number) for number in range(executors.size())]
+    return {"taskMs": sum(e.totalDuration() for e in each), "gcMs": sum(e.totalGCTime() for e in each)}
 
 
 @contextmanager

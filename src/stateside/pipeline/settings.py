@@ -113,6 +113,14 @@ class RunSettings:
     def profile_default(cls) -> str:
         return next(iter(PROFILES))
 
+    def profile_sentence(self) -> str | None:
+        """The profile of the run, and what it sets: explicit settings are none of the profile's. None if nothing."""
+        chosen = PROFILES[self.profile]
+        set_ = {name: getattr(self, name) for name in chosen if name != "spark" and name not in self.given}
+        set_ |= {name: value for name, value in chosen.get("spark", {}).items() if self.spark.get(name) == value}
+        said = ", ".join(f"{name} = {value}" for name, value in set_.items())
+        return f"Profile {self.profile}: {said}." if said else None
+
     @property
     def future_us_max(self) -> int | None:
         """`future_s_max` in microseconds; None for no limit."""

@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,18 +42,19 @@ from stateside.core.errors import (
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.storage import Storage, write_atomically
+from stateside.inspection.batch_reports import read_progress
 from stateside.journal import open_journal
 from stateside.leadership import Leadership
 from stateside.pipeline import declaration
 from stateside.pipeline.app import App, View
 from stateside.pipeline.dead_letters import DeadLetters
 from stateside.pipeline.failures import Failure, judge, judge_start, reason
-from stateside.pipeline.progress import Observation, Pace, ProgressFile, pace_file, read_progress, rests, waits
-from stateside.pipeline.session import DRIVER_LOG, cores, session_conf
+from stateside.pipeline.progress import Observation, Pace, ProgressFile, TotalsFile, pace_file, rests, waits
+from stateside.pipeline.session import DRIVER_LOG, cores, session_conf, task_figures
 from stateside.pipeline.settings import RunSettings
 from stateside.pipeline.sinks.delta import archive_sink
 from stateside.pipeline.sinks.files import files
-from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, is_inside, with_guarantee
+from stateside.pipeline.sinks.sink import BatchId, Sink, SinkContext, is_inside, is_sweeping_late, with_guarantee
 from stateside.pipeline.sources import JournalEvents
 from stateside.pipeline.view_plan import PlannedView, Planner
 from stateside.pipeline.watermarks import rows_dropped
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from stateside.pipeline.batch_spans import BatchSpans
 
 PAUSE_S_MAX = 60.0
 AWAY_PAUSE_S_MIN = 0.2
@@ -212,6 +215,7 @@ class BatchDelivery:
         self._stopping = threading.Event()
         self.holding: str | None = None
         self.error: Exception | None = None
+        self.sink_ms = -1, 0  # the last batch that was written, and for how long, pauses included
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Deliver the batch; raises errors that holding cannot cure, or that outlast `hold_s_max`."""
@@ -229,6 +233,11 @@ class BatchDelivery:
 
     def _deliver(self, rows: DataFrame, batch: BatchId) -> None:
         table = _computed(rows, self._sink)
+        begun_s = time.monotonic()
+        self._write(table, batch)
+        self.sink_ms = batch.batch, round(1_000 * (time.monotonic() - begun_s))
+
+    def _write(self, table: pa.Table | None, batch: BatchId) -> None:
         pause_s, deadline = PAUSE_S_MIN, time.monotonic() + self._hold_s_max
         while True:
             try:
@@ -292,9 +301,10 @@ class ViewQuery:
         session: SparkSession,
         settings: RunSettings,
         leadership: Leadership | None = None,
+        spans: BatchSpans | None = None,
     ) -> None:
         """With a `leadership`, the layout is the gate's."""
-        self.view = view
+        self.view, self._spans = view, spans
         self._leadership = leadership
         self._query_id: str | None = None
         self._layout, self._session, self._settings = layout, session, settings
@@ -314,8 +324,9 @@ class ViewQuery:
             self._dead_letters.collect,
             Pace.of(settings, pace_file(self.places), read_progress(self.places.progress)),
             self.places.late_rows,
-            self._parallelism,
+            self._further,
         )
+        self._totals, self._starts = TotalsFile(self.places), 0
         self._history = PlanHistory(self.places.batches, self._checkpoint, self._oldest_savepoint)
         self._writer: DataStreamWriter | None = None
         self._replay: BatchReplay | None = None  # None without a sink: nothing was delivered
@@ -353,6 +364,7 @@ class ViewQuery:
             self._replay = BatchReplay(self.places.replayed, self._checkpoint)
         self._writer = writer
         self._launch()
+        self._starts += 1
 
     def _launch(self) -> None:
         """Start the planned query: for the next batch to be replayed alone, if there is one."""
@@ -529,17 +541,31 @@ class ViewQuery:
     def observe(self, time_us: int) -> list[dict[str, Any]]:
         """Observe the query at this time; keeps and returns the progress of newly finished batches."""
         finished = self._seen.look(time_us)
+        self._totals.add(finished)
         self._history.note(int(progress["batchId"]) for progress in finished)
+        delivery = self._delivery
+        self._totals.save(self._starts, sink_held=delivery is not None and delivery.holding is not None)
         return finished
 
     def _oldest_savepoint(self) -> int | None:
         return min((one.batch for one in savepoints(self.places, lambda damaged: None)), default=None)
 
-    def _parallelism(self) -> dict[str, int]:
-        """The tasks that run at the same time, and those that a batch has for the state, for its report."""
+    def _further(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What the report of a batch has besides Spark's figures."""
+        trace = None if self._spans is None else self._spans.tell(self.view.name, progress)
+        return self._figures(int(progress["batchId"])) | ({} if trace is None else {"traceparent": trace})
+
+    def _figures(self, batch: int) -> dict[str, int]:
+        """Figures for a batch's report: `inspection.batch_reports` lists them."""
         if self._tasks is None:
             self._tasks = declaration.state_partitions(self.places) or 0
-        return {"cores": cores(self._session), "partitions": self._tasks} if self._tasks else {}
+        settings, delivery = self._settings, self._delivery
+        figures = {"triggerMs": settings.batch_interval_ms, "batchesKept": settings.batches_kept}
+        figures |= {"lateKept": int(self.view.late != "count" or is_sweeping_late(self.view.sink))}
+        figures |= task_figures(self._session)
+        if delivery is None or delivery.sink_ms[0] == batch:
+            figures["sinkMs"] = 0 if delivery is None else delivery.sink_ms[1]
+        return figures | ({"cores": cores(self._session), "partitions": self._tasks} if self._tasks else {})
 
     def _plan(self) -> PlannedView:
         plan, accept = self._planner.plan(self.view, self._session), self._settings.accept_changes

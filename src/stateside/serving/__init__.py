@@ -13,6 +13,7 @@ from stateside.core.extras import lazy
 if TYPE_CHECKING:
     from stateside.serving.changes.sse import EVENTS
     from stateside.serving.extension import Extension
+    from stateside.serving.health.metrics import Metric
     from stateside.serving.pages.page import Page
     from stateside.serving.rows.archive import GatedTable
     from stateside.serving.rows.floor import Floor
@@ -30,6 +31,7 @@ else:
         {
             "stateside.serving.changes.sse": ["EVENTS"],
             "stateside.serving.extension": ["Extension"],
+            "stateside.serving.health.metrics": ["Metric"],
             "stateside.serving.pages.page": ["Page"],
             "stateside.serving.rows.floor": ["Floor"],
             "stateside.serving.rows.relation": ["not_whole"],
@@ -54,6 +56,7 @@ __all__ = [
     "File",
     "Floor",
     "GatedTable",
+    "Metric",
     "Page",
     "Parameter",
     "Request",

@@ -38,7 +38,7 @@ class LiveBill:
         self.pen.append("2025-12-01T00:00", assign("b", "ben", "basic"))
         self.end = 3
 
-    def go_on(self, *events: Event, **rows: tuple[int, int]) -> None:
+    def go_on(self, *events: Event, follow: bool = True, **rows: tuple[int, int]) -> None:
         """Append events of January, and run a batch that leaves these rows, named like `emma_call`; the replica too."""
         if events:
             self.end = self.pen.append("2026-01-20T00:00", *events) + len(events)
@@ -48,9 +48,10 @@ class LiveBill:
             for (customer, type_), row in zip(keys, rows.values(), strict=True)
         ]
         self.written.batch(changes, source=f'{{"0": {self.end}}}')
-        tail = Tail(self.view)
-        tail.step()
-        tail.close()
+        if follow:
+            tail = Tail(self.view)
+            tail.step()
+            tail.close()
 
 
 def right_bill(folder: Path) -> LiveBill:

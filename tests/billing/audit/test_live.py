@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from stateside.core.errors import NotFreshEnough, RequestInvalid
 from stateside.core.layout import Layout
 from stateside.core.positions import Position
 from stateside.core.processes import Child, free_port
+from stateside.core.storage import try_lock
 from stateside.testing import answer
 from tests.billing.audit.books import Books, document, line, used
 from tests.billing.audit.live_bill import LiveBill, right_bill
@@ -169,12 +171,27 @@ def told(bill: LiveBill, customer: str) -> dict[str, Any]:
     return {"stamp": found.stamp.as_dict(), "rows": found.rows}
 
 
-def test_a_folder_without_the_view_or_its_replica_is_told(bill: LiveBill, tmp_path: Path) -> None:
+def test_a_folder_without_the_view_or_a_batch_is_told(bill: LiveBill, tmp_path: Path) -> None:
     with pytest.raises(RequestInvalid, match="There is no view 'bill'"), live_rows(Layout(tmp_path)):
         pass
     bill.view.replica.rename(tmp_path / "away")
-    with pytest.raises(NotFreshEnough, match="has no replica with a batch yet"), live_rows(bill.layout):
+    bill.view.checkpoint.rename(tmp_path / "never ran")
+    with pytest.raises(NotFreshEnough, match="has no batch yet"), live_rows(bill.layout):
         pass
+
+
+@not_in_fast("several audits; the laws are tried on finished books")
+def test_where_no_server_moves_the_replica_the_newest_batch_is_audited(bill: LiveBill, tmp_path: Path) -> None:
+    message = used("4", "ben", "message", "2026-01-11T00:00", 2)
+    bill.go_on(message, follow=False, ben_message=(5, 2))
+    assert audit(bill.layout, live_rows(bill.layout)).standing.batch == 1
+    bill.view.replica.rename(tmp_path / "away")
+    assert audit(bill.layout, live_rows(bill.layout)).standing.batch == 1, "it is built for the audit"
+    bill.go_on(follow=False, ben_message=(5, 2))
+    lock = try_lock(bill.view.replica / "writer.lock")
+    assert lock is not None
+    assert audit(bill.layout, live_rows(bill.layout)).standing.batch == 1, "a server's readers see this batch"
+    os.close(lock)
 
 
 @not_in_fast("several audits; the laws are tried on finished books")

@@ -22,6 +22,7 @@ from stateside.journal.backends.kafka.topic_folder import place
 from stateside.journal.location import open_journal
 from stateside.testbed.broker import Broker
 from tests.journal.kafka.topics import real
+from tests.sizes import in_full
 
 pytestmark = real
 
@@ -106,6 +107,7 @@ def test_events_go_in_and_out_over_tls_with_a_password_from_the_environment(
 
 
 @pytest.mark.spark
+@in_full("the test before has events in and out over TLS; Spark gets the same settings")
 def test_billing_reads_its_topic_over_tls_with_the_same_password(
     broker: SecuredBroker, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

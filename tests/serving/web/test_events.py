@@ -45,12 +45,24 @@ async def stored_at(made: Appender, events: Sequence[Event], untimed: Collection
     return [appended.place(number).offset for number in range(len(events))]
 
 
-def post(layout: Layout, document: bytes) -> dict[str, Any]:
+def post(layout: Layout, document: bytes, **headers: str) -> dict[str, Any]:
     """What the handler says to this body."""
     (route,) = event_routes(layout)
     views = ViewReaders(layout)
-    request = Request((), (), {}, views, Feeds(views), body=document)
+    request = Request((), (), {}, views, Feeds(views), headers=headers, body=document)
     return dict(asyncio.run(route.handler(request)).document)  # type: ignore[arg-type]
+
+
+def test_the_trace_of_a_request_is_in_its_events_and_a_repeat_with_another_one_is_the_same_event(
+    layout: Layout,
+) -> None:
+    first, second = (f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2))
+    body = json.dumps({"events": [event("a", metadata={"by": "shop"})]}).encode()
+    receipts = [post(layout, body, traceparent=trace)["receipt"] for trace in (first, second)]
+    assert receipts[0] == receipts[1]
+    post(layout, json.dumps({"events": [event("b")]}).encode(), traceparent="garbage")
+    stored = [each.metadata for each in FileLog(layout.journal).events()]
+    assert stored == [{"traceparent": first, "by": "shop"}, {}]
 
 
 @pytest.mark.parametrize(

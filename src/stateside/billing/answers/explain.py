@@ -18,10 +18,11 @@ is its newest event's time. In the first tenth of a period there is no forecast.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ from stateside.spark_state import Checkpoint
 CUSTOMERS_KEPT: Final = 32  # whose events are cached for the next page
 
 PLACES_MAX: Final = 100
+METADATA: Final = "metadata"
 _EVENT_COLUMNS: Final = ("id", "entity", "type", "time", "appended", "payload")
 _DEDUPLICATION: Final = "dedupe"  # Spark's name for such operators
 
@@ -72,6 +74,7 @@ class Behind(Counted):
 
     amount_micros: int
     document: str | None = None
+    trace: str | None = None  # the `traceparent` that the event was appended with
 
     def as_dict(self, offset: ShownOffset) -> dict[str, Any]:
         return {
@@ -84,6 +87,7 @@ class Behind(Counted):
             "amount_micros": self.amount_micros,
             "late": self.document is not None,
             "document": self.document,
+            **({} if self.trace is None else {"traceparent": self.trace}),
         }
 
 
@@ -109,13 +113,13 @@ class Explainer:
         with self._lock:
             events = self._events(customer, stop)
             book = self._keeper.at(stop)
-        counted = list(_of_period(rate(events, book), book, period))
+        counted, traces = list(_of_period(rate(events.drop_columns([METADATA]), book), book, period)), _traces(events)
         found: list[Behind] = []
         for once in self._once(counted, stop, book, period):
             for chosen in _choices(counted, period, once):
                 found = _priced(chosen, book)
                 if _difference(period, found) is None:
-                    return found
+                    return [replace(each, trace=traces.get(each.offset)) for each in found]
         raise _unexplained(customer, period, _difference(period, found) or "")
 
     def _once(self, counted: list[Counted], stop: int, book: Book, period: BillPeriod) -> Iterator[Sequence[Counted]]:
@@ -130,7 +134,7 @@ class Explainer:
 
     def _events(self, customer: str, stop: int) -> pa.Table:
         """The customer's events before an offset, from the cache and from the journal's newer part."""
-        start, known = self._known.pop(customer, (0, events_table(self._journal, 0, 0)))
+        start, known = self._known.pop(customer, (0, _no_events(self._journal)))
         names = pa.array([customer], pa.string())
         new = _events_where(self._journal, "entity", names, start, stop) if start < stop else []
         table = pa.concat_tables([known, *new]).combine_chunks()
@@ -141,7 +145,7 @@ class Explainer:
 
 
 def _events_where(journal: Log, column: str, values: pa.Array, start: int, stop: int) -> Iterator[pa.Table]:
-    """The events of a range with one of these values, in the form of `rating.events_table`; others are not parsed."""
+    """The events of a range with one of these values, as in `rating.events_table`, with their metadata."""
     for first, batch in journal.batches(start, stop):
         rows = np.flatnonzero(pc.is_in(batch.column(column), values).to_numpy(zero_copy_only=False))
         if len(rows):
@@ -149,7 +153,19 @@ def _events_where(journal: Log, column: str, values: pa.Array, start: int, stop:
             fields = payload_columns(mine.column("payload"), PAYLOAD)
             columns = {"offset": pa.array(first + rows, pa.int64())}
             columns |= {name: mine.column(name) for name in _EVENT_COLUMNS}
-            yield pa.table(columns | {name: fields[name] for name in PAYLOAD.names})
+            columns |= {name: fields[name] for name in PAYLOAD.names}
+            yield pa.table(columns | {METADATA: mine.column(METADATA)})
+
+
+def _no_events(journal: Log) -> pa.Table:
+    return events_table(journal, 0, 0).append_column(METADATA, pa.array([], pa.string()))
+
+
+def _traces(events: pa.Table) -> dict[int, str]:
+    """The trace of each event that has one, by offset."""
+    some = events.select(["offset", METADATA]).filter(pc.is_valid(events[METADATA])).to_pylist()
+    found = {row["offset"]: json.loads(row[METADATA]).get("traceparent") for row in some}
+    return {offset: trace for offset, trace in found.items() if isinstance(trace, str)}
 
 
 def page(found: Sequence[Behind], after: int, limit: int, type_: str | None = None) -> tuple[list[Behind], int | None]:
@@ -184,8 +200,8 @@ def _firsts(counted: Sequence[Counted]) -> list[Counted]:
 def _with_others(journal: Log, counted: Sequence[Counted], stop: int, book: Book, period: BillPeriod) -> list[Counted]:
     """The customer's events and other customers' events with the same ids: de-duplication ignores customers."""
     ids = pa.array(sorted({one.id for one in counted}), pa.string())
-    events = pa.concat_tables([events_table(journal, 0, 0), *_events_where(journal, "id", ids, 0, stop)])
-    return list(_of_period(rate(events, book), book, period, any_currency=True))
+    events = pa.concat_tables([_no_events(journal), *_events_where(journal, "id", ids, 0, stop)])
+    return list(_of_period(rate(events.drop_columns([METADATA]), book), book, period, any_currency=True))
 
 
 def _choices(counted: Sequence[Counted], period: BillPeriod, once: Sequence[Counted]) -> Iterator[Chosen]:

@@ -24,9 +24,9 @@ from stateside.billing.audit.law import LawVerdict, judge, moment
 from stateside.billing.audit.ledger import Ledger
 from stateside.billing.audit.live_answers import Ask, compare_answers, floor_of, sampled_customers
 from stateside.core import Layout, Storage, Watch, nobody
-from stateside.core.errors import NotFreshEnough, PastChanged, RequestInvalid
+from stateside.core.errors import NotFreshEnough, PastChanged, ReplicaInvalid, RequestInvalid
 from stateside.journal import Log, open_journal
-from stateside.replica import ReplicaReader, Tail, Unchecked
+from stateside.replica import ReplicaReader, Tail
 from stateside.serving import Shape
 from stateside.views import Catalogue, KnownFunctions
 
@@ -230,7 +230,10 @@ def live_rows(layout: Layout) -> Iterator[Live]:
             f"There is no view {VIEW!r} in {layout.root}", next_step="Name the folder of a billing application"
         )
     functions = KnownFunctions(view.name, view.functions)
-    shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), functions)
+    try:
+        shape = Shape(Catalogue.load(view.catalogue), Storage.at(view.checkpoint_location), functions)
+    except FileNotFoundError:
+        raise _no_batch(layout) from None
     reader = _reader(layout)
     try:
         with reader.snapshot() as snapshot:
@@ -244,22 +247,24 @@ def live_rows(layout: Layout) -> Iterator[Live]:
 
 
 def _reader(layout: Layout) -> ReplicaReader:
-    """The replica's reader; a replica of an older Stateside is bootstrapped first if no server has done so."""
+    """The replica's reader; where no server moves the replica on, the audit does, up to the newest batch."""
     view = layout.view(VIEW)
+    try:
+        tail = Tail(view)
+    except ReplicaInvalid:  # a server moves it
+        pass
+    else:
+        with closing(tail):
+            tail.step()
     try:
         return ReplicaReader(view.replica)
     except FileNotFoundError:
         raise _no_batch(layout) from None
-    except Unchecked:
-        with closing(Tail(view)) as tail:
-            tail.step()
-        return ReplicaReader(view.replica)
 
 
 def _no_batch(layout: Layout) -> NotFreshEnough:
     return NotFreshEnough(
-        f"The view {VIEW!r} has no replica with a batch yet",
-        next_step=f"Run the application, and `stateside serve --dir {layout.root}`, which keeps the replica",
+        f"The view {VIEW!r} has no batch yet", where=str(layout.root), next_step="Run the application first"
     )
 
 

@@ -81,7 +81,7 @@ from stateside.billing.rating.reports import RatingReport, Reports, reports_of
 from stateside.core import Storage, ViewLayout
 from stateside.core.errors import ArchiveInvalid, JournalAway, ViewInvalid
 from stateside.journal import Log, open_journal
-from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step, inside, keyed
+from stateside.pipeline import BatchId, OnStep, SinkContext, ignore_step, inside, keyed, sweeps_late
 from stateside.spark_state import Checkpoint
 
 CORNERS = "frontier/corners"
@@ -314,6 +314,7 @@ class BillingSink:
     @classmethod
     @inside
     @keyed
+    @sweeps_late
     def of(cls, context: SinkContext, on_step: OnStep = ignore_step, *, guarded: bool = True) -> BillingSink:
         """The sink of an application's folder; creates its tables at the first run.
 

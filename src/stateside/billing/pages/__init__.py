@@ -1,7 +1,7 @@
 """Billing's web pages, the customer's bill and the operator's business page, and billing's extension of the server.
 
-The pages call `answers.api`; `EXTENSION` registers billing's routes, SQL tables and pages. Without bills they are
-empty.
+The pages call `answers.api`; `EXTENSION` registers billing's routes, SQL tables, pages and metrics. Without bills they
+are empty.
 """
 
 from __future__ import annotations
@@ -19,4 +19,5 @@ EXTENSION: Final = Extension(
     routes=("stateside.billing.answers.api:routes",),
     tables=("stateside.billing.answers.document_store:sql_tables",),
     pages=("stateside.billing.pages",),
+    metrics=("stateside.billing.answers.api:metrics",),
 )

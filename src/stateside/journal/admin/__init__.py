@@ -9,7 +9,7 @@ verification of a journal written by nodes.
 """
 
 from stateside.journal.admin.export import Exported, Selection, export, export_to
-from stateside.journal.admin.findings import Finding, VerificationResult
+from stateside.journal.admin.findings import JournalFault, VerificationResult
 from stateside.journal.admin.journal_files import JournalFiles
 from stateside.journal.admin.node_logs import NodeStatistics, node_statistics, verify
 from stateside.journal.admin.retention import (
@@ -29,7 +29,7 @@ from stateside.journal.admin.verification import verify_stream
 __all__ = [
     "Dropped",
     "Exported",
-    "Finding",
+    "JournalFault",
     "JournalFiles",
     "NodeStatistics",
     "Reader",

@@ -13,7 +13,7 @@ SHOWN_MAX: Final = 5  # of a kind
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class JournalFault:
     """A fault: its kind, a description, and what to do about it."""
 
     kind: str
@@ -29,13 +29,13 @@ class Findings:
 
     def __init__(self) -> None:
         self.where: str | None = None  # the part of the journal under verification
-        self.shown: list[Finding] = []
+        self.shown: list[JournalFault] = []
         self._counts: Counter[str] = Counter()
 
     def add(self, kind: str, what: str, next_step: str) -> None:
         self._counts[kind] += 1
         if self._counts[kind] <= SHOWN_MAX:
-            self.shown.append(Finding(kind, what if self.where is None else f"{self.where}: {what}", next_step))
+            self.shown.append(JournalFault(kind, what if self.where is None else f"{self.where}: {what}", next_step))
 
     @property
     def counts(self) -> dict[str, int]:

@@ -68,7 +68,7 @@ class Sink(Protocol):
 
 SinkFactory = Callable[[SinkContext], Sink]
 Opens = TypeVar("Opens", bound=Callable[..., Sink])
-_KEYED, _INSIDE = "recognises_rows", "stays_inside"
+_KEYED, _INSIDE, _SWEEPS_LATE = "recognises_rows", "stays_inside", "sweeps_late"
 
 
 def keyed(factory: Opens) -> Opens:
@@ -95,6 +95,17 @@ def inside(factory: Opens) -> Opens:
 def is_inside(factory: SinkFactory) -> bool:
     """Whether the factory was declared as `inside`."""
     return getattr(factory, _INSIDE, False) is True
+
+
+def sweeps_late(factory: Opens) -> Opens:
+    """Declare that the factory's sinks find the late events of a batch themselves: none is lost, whatever `late` is."""
+    setattr(factory, _SWEEPS_LATE, True)
+    return factory
+
+
+def is_sweeping_late(factory: SinkFactory | None) -> bool:
+    """Whether the factory was declared as `sweeps_late`."""
+    return getattr(factory, _SWEEPS_LATE, False) is True
 
 
 def ignore_step(step: int) -> None:

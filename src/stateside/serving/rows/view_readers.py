@@ -55,10 +55,14 @@ class ViewReaders:
 
     def __init__(self, layout: Layout, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._layout = layout
+        self.layout = self._layout = layout
         self._replicas: dict[Path, ReplicaReader] = {}  # outlive their view's reader, which a new catalogue replaces
         self._readers: dict[str, _Opened] = {}
         self._pointers = str(layout.generations)
+
+    @property
+    def folder(self) -> Path:
+        return self._layout.root
 
     def names(self) -> list[str]:
         """The views that have run in this folder."""

@@ -106,10 +106,11 @@ class SqlProcess:
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="stateside-sql-", ignore_cleanup_errors=True)
-        module = [sys.executable, "-m", "stateside.serving.sql.process", self._folder.name, str(self._layout.root)]
+        module = [sys.executable, "-m", "stateside.serving.sql.process", self._folder.name]
+        places = [str(self._layout.root), str(self._layout.replicas or "")]
         size = [self._size.statements_max, self._size.bytes_max, self._size.kept_bytes_max]
         self._process = processes.spawn(
-            [*module, *map(str, size), *self._tables],
+            [*module, *places, *map(str, size), *self._tables],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,  # the process may write no files, so no log either
         )

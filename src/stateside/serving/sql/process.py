@@ -310,10 +310,12 @@ def _confine(private: Path, bytes_max: int) -> None:
         resource.setrlimit(limit, (most, most))
 
 
-def main(private: str, folder: str, statements_max: str, bytes_max: str, kept_bytes_max: str, *tables: str) -> None:
+def main(private: str, folder: str, replicas: str, *sizes_and_tables: str) -> None:
     """Serve until the worker dies, which ends this process too (see `core.processes`)."""
+    statements_max, bytes_max, kept_bytes_max, *tables = sizes_and_tables
     logging.basicConfig(level=logging.WARNING)
-    answering = Answering(Layout(Path(folder)), tables, int(statements_max), RelationCache(int(kept_bytes_max)))
+    layout = Layout(Path(folder), replicas=Path(replicas) if replicas else None)
+    answering = Answering(layout, tables, int(statements_max), RelationCache(int(kept_bytes_max)))
     _confine(Path(private), int(bytes_max))
     asyncio.run(_serve(wire.socket_in(private), answering))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,18 @@ from stateside.core.extras import package_missing
 from stateside.serving.access.guard import Guard
 from stateside.serving.access.principal import Principal
 from stateside.serving.changes.feed import Feeds
+from stateside.serving.changes.sse import EVENTS
 from stateside.serving.fast_path import FastPath
 from stateside.serving.health import logs
-from stateside.serving.health.metrics import Metrics
+from stateside.serving.health.metrics import Measure, Metrics
+from stateside.serving.health.tallies import Gauge
 from stateside.serving.registry.announcer import Announcer, Identity, Servers
 from stateside.serving.registry.location import location
 from stateside.serving.rows.view_readers import ViewReaders
 from stateside.serving.web.connection import Connections, reported
 from stateside.serving.web.operator_routes import health_routes, place_routes
 from stateside.serving.web.request import PATH_CHARS_MAX, Call, Request
-from stateside.serving.web.response import Response, as_http, validated
+from stateside.serving.web.response import JSON, Response, as_http, validated
 from stateside.serving.web.route import Route, Routes, openapi_route
 from stateside.serving.web.view_routes import VIEW_ROUTES
 
@@ -52,14 +54,15 @@ class Application:
         guard: Guard,
         identity: Identity | None = None,
         connections: Connections | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
         self._views, self.guard = views, guard
-        self._metrics, self._feeds, self.connections = Metrics(), Feeds(views), connections or Connections()
+        self._metrics, self._feeds, self.connections = Metrics(measures), Feeds(views), connections or Connections()
         self.fast_path = FastPath(views, guard, self._metrics)
         self.connections.fast_path, self.connections.stop = self.fast_path.connect, self._feeds.stop
         self._servers = None if identity is None else Servers(identity.folder)
         self._announcer = None if identity is None else Announcer(identity, views)
-        self.routes = Routes([*health_routes(self._metrics), *VIEW_ROUTES, *routes])
+        self.routes = Routes([*health_routes(self._metrics, views.folder), *VIEW_ROUTES, *routes])
         if self._servers is not None and identity is not None:
             self.routes.add(place_routes(self._servers, identity.name))
         self.routes.add([openapi_route(self.routes)])
@@ -82,11 +85,18 @@ class Application:
     async def answer(self, call: Call, routes: Mapping[str, Route], send: Send) -> None:
         """Answer a request at a path pattern with these routes by method."""
         began_s = time.perf_counter()
-        with call.visit:
+        with call.visit, self._under_way(call, routes.get(call.method)):
             logs.current.set(call.trace)  # each request has its own task
             response = await self._respond(call, routes)
             await response(call.scope, call.receive, send)
         self._metrics.answered(call.visit.route, call.method, response.status_code, time.perf_counter() - began_s)
+
+    def _under_way(self, call: Call, route: Route | None) -> AbstractContextManager[None]:
+        if route is not None and EVENTS in route.kinds and JSON not in call.headers.get("accept", ""):
+            return self._metrics.under_way(Gauge.WATCHERS)
+        if route is not None and route.reach == "sql" and route.method == "POST":
+            return self._metrics.under_way(Gauge.SQL_STATEMENTS)
+        return nullcontext()
 
     async def _respond(self, call: Call, routes: Mapping[str, Route]) -> HttpResponse:
         try:

@@ -9,6 +9,8 @@ the journal, such as an unmounted disk leaves, does not become a new journal: th
 append on, and before that from the views that have read the journal: from a view's note, or else from its checkpoint,
 looked up when a writer is opened.
 
+The trace of a request (`traceparent`, W3C Trace Context) goes into the metadata of its events.
+
 Where nodes write the journal, the server is one of the owners of the node `shared`. An entity that another node has is
 refused (EntityElsewhere, 409), and nothing of the request is stored.
 """
@@ -19,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
@@ -39,6 +42,7 @@ from stateside.journal.json_lines import event_of, has_time
 from stateside.journal.location import is_merged
 from stateside.journal.payload import DeclaredFields
 from stateside.serving.access.principal import check_appends
+from stateside.serving.health.logs import Trace
 from stateside.serving.web.request import Request
 from stateside.serving.web.response import Response
 from stateside.serving.web.route import Body, Route
@@ -236,6 +240,7 @@ def event_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
         events = _events(request.document(), clock.now_us())
         check_appends(request.holder, events)
         fields.check(events, "request")
+        events = traced(events, request.headers.get("traceparent"))
         appended = await appender.append(events, _untimed(request.document()))
         receipts = [appended.receipt(number) for number in range(len(events))]
         return Response({"receipt": appended.position, "receipts": receipts})
@@ -252,6 +257,19 @@ def _events(document: dict[str, Any], now_us: int) -> list[Event]:
             next_step="Send them so; more of them in several requests",
         )
     return [_event(number, fields, now_us) for number, fields in enumerate(found)]
+
+
+def traced(events: Sequence[Event], traceparent: str | None) -> list[Event]:
+    """The events with the request's trace in their metadata; unchanged without a valid header.
+
+    An event that has a trace keeps it, and one whose metadata have no room goes without.
+    """
+    caller = Trace.caller(traceparent)
+    if caller is None:
+        return list(events)
+    kept = dict([caller.header()])
+    joined = [replace(event, metadata={**kept, **event.metadata}) for event in events]
+    return [new if fault(new) is None else event for new, event in zip(joined, events, strict=True)]
 
 
 def _untimed(document: dict[str, Any]) -> set[str]:

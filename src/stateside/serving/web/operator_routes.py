@@ -1,4 +1,4 @@
-"""The operators' routes: status, health and metrics, the servers with the places of keys, and savepoints.
+"""The operators' routes: status, health, findings and metrics, the servers with the places of keys, and savepoints.
 
 Taking a savepoint is safe at any time; restoring one is for the command line only.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stateside.core.clock import Clock, SystemClock
 from stateside.core.errors import KeyInvalid, NotFreshEnough, RequestInvalid, ViewUnknown
 from stateside.core.layout import Layout, ViewLayout
+from stateside.inspection.rules import SEVERITIES
 from stateside.serving.health.condition import conditions
-from stateside.serving.health.metrics import KIND, Metrics
+from stateside.serving.health.inspections import FolderInspector
+from stateside.serving.health.metrics import KIND, Metrics, finding_family, text
 from stateside.serving.health.status import Status
 from stateside.serving.registry.announcement import Announcement
 from stateside.serving.registry.announcer import Servers
@@ -70,18 +74,50 @@ _READY = (
 _METRICS = "metrics in Prometheus' text format, of all of the server's processes"
 
 
-def health_routes(metrics: Metrics) -> list[Route]:
-    """The health routes of a worker process, which counts in these metrics."""
+_FINDINGS = "what an operator should look at: evidence, meaning and next step of each finding, the most severe first"
+_FINDINGS_ANSWER = {
+    "type": "object",
+    "required": ["time", "findings"],
+    "properties": {
+        "time": {"type": "string", "format": "date-time"},
+        "findings": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["code", "severity", "view", "evidence", "meaning", "next_step"],
+                "properties": {
+                    "severity": {"enum": list(SEVERITIES)},
+                    "view": {"type": ["string", "null"], "description": "null: of the whole application"},
+                },
+            },
+        },
+    },
+}
+
+
+def health_routes(metrics: Metrics, folder: Path) -> list[Route]:
+    """The health routes of a worker process, which counts in these metrics and serves this folder."""
+    inspector = FolderInspector(folder)
 
     async def measured(request: Request) -> Response:
-        merge = await asyncio.to_thread(request.views.merge_condition)
-        content = metrics.text(await conditions(request.views), merge)
-        return Response({}, file=File(KIND, content, "metrics.txt"))
+        found, applications = await conditions(request.views), await metrics.of_application(request)
+
+        def content() -> bytes:
+            findings = finding_family(inspector.findings(found))
+            return text([*metrics.of_folder(request.views, found), findings, *applications, *metrics.of_server()])
+
+        return Response({}, file=File(KIND, await asyncio.to_thread(content), "metrics.txt"))
+
+    async def explained(request: Request) -> Response:
+        found = await asyncio.to_thread(inspector.findings, await conditions(request.views))
+        now = iso_time(time.time_ns() // 1_000)
+        return Response({"time": now, "findings": [each.as_dict() for each in found]})
 
     return [
         Route("/healthz", _alive, _ALIVE, "anyone"),
         Route("/readyz", _ready, _READY, "anyone"),
         Route("/metrics", measured, _METRICS, "operator", kinds=(KIND,)),
+        Route("/v1/findings", explained, _FINDINGS, "operator", answer=_FINDINGS_ANSWER),
     ]
 
 
@@ -164,14 +200,14 @@ _TAKE = "take a savepoint of the view's newest finished batch, while the job goe
 
 def savepoint_routes(layout: Layout, clock: Clock | None = None) -> list[Route]:
     """The savepoint routes over a folder."""
-    time = clock or SystemClock()
+    clock_ = clock or SystemClock()
 
     async def show(request: Request) -> Response:
         return await _shown(_view(layout, request))
 
     async def make(request: Request) -> Response:
         view = _view(layout, request)
-        await asyncio.to_thread(take, view, time.now_us())
+        await asyncio.to_thread(take, view, clock_.now_us())
         return await _shown(view)
 
     address = "/v1/views/{view}/savepoints"
