@@ -113,7 +113,7 @@ def _connections_max() -> int:
 
 
 WORKER_STOP_S = 5
-WORKER_ANSWER_S = 60  # a worker that starts or answers later is replaced; uvicorn's 5 s gave up restarts of a busy machine
+WORKER_ANSWER_S = 60  # uvicorn replaces workers that answer later. Its own 5 s gave up restarts on a busy machine
 BACKLOG = 2_048  # connections that wait for a worker to accept them
 _FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)  # end a process that reads a damaged mapped file
 log = logging.getLogger(__name__)
